@@ -1,0 +1,178 @@
+"""The standard cases: nine well-known models at sizes whose step takes 0.2 to 2 s on two cores.
+
+Every case is one training step as people write it: build the model, make a batch, compute a
+loss. Each has two batch sizes.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmarks import torchvision_cpu, unet
+
+VOCABULARY = 10_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A model, its batch and its loss."""
+
+    name: str
+    batch_size: int
+    make_model: Callable[[], nn.Module]
+    make_batch: Callable[[int], Any]  # batch size -> what the loss takes
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+    sample: Callable[[Any], Any]  # the part of a batch that the model's forward takes
+
+    def __str__(self) -> str:
+        return f"{self.name} x{self.batch_size}"
+
+
+def standard_cases() -> list[Case]:
+    """All nine models at both batch sizes."""
+    return [case for make in _MAKERS for case in make()]
+
+
+def small_cases() -> list[Case]:
+    """A few of them, small enough for the fast tests."""
+    return [
+        _vision("resnet18", "resnet18", 32, 2),
+        _gpt2(1, tokens=32, layers=2),
+        _lstm(2, tokens=16),
+    ]
+
+
+def _resnet50() -> list[Case]:
+    return [_vision("ResNet-50", "resnet50", 128, size) for size in (4, 8)]
+
+
+def _googlenet() -> list[Case]:
+    options = {"aux_logits": False, "init_weights": False}
+    return [_vision("GoogLeNet", "googlenet", 160, size, **options) for size in (8, 16)]
+
+
+def _mobilenet() -> list[Case]:
+    return [_vision("MobileNetV2", "mobilenet_v2", 160, size) for size in (4, 8)]
+
+
+def _vgg16() -> list[Case]:
+    return [_vision("VGG-16", "vgg16", 128, size) for size in (2, 4)]
+
+
+def _vit() -> list[Case]:
+    return [_vision("ViT-B/16", "vit_b_16", 224, size) for size in (2, 4)]
+
+
+def _unets() -> list[Case]:
+    return [_unet_case(size) for size in (1, 2)]
+
+
+def _gpt2s() -> list[Case]:
+    return [_gpt2(size, tokens=128, layers=12) for size in (2, 4)]
+
+
+def _berts() -> list[Case]:
+    return [_bert(size, tokens=128) for size in (4, 8)]
+
+
+def _lstms() -> list[Case]:
+    return [_lstm(size, tokens=64) for size in (16, 32)]
+
+
+_MAKERS = (_resnet50, _googlenet, _mobilenet, _vgg16, _vit, _unets, _gpt2s, _berts, _lstms)
+
+
+def _vision(name: str, model: str, pixels: int, batch_size: int, **options: Any) -> Case:
+    return Case(
+        name=name,
+        batch_size=batch_size,
+        make_model=lambda: torchvision_cpu.model(model, **options),
+        make_batch=lambda size: (torch.randn(size, 3, pixels, pixels), torch.randint(1000, (size,))),
+        loss=lambda module, batch: F.cross_entropy(module(batch[0]), batch[1]),
+        sample=lambda batch: (batch[0],),
+    )
+
+
+def _unet_case(batch_size: int) -> Case:
+    pixels, classes = 192, 2
+    return Case(
+        name="UNet",
+        batch_size=batch_size,
+        make_model=lambda: unet.UNet(3, classes),
+        make_batch=lambda size: (
+            torch.randn(size, 3, pixels, pixels),
+            torch.randint(classes, (size, pixels, pixels)),
+        ),
+        loss=lambda module, batch: F.cross_entropy(module(batch[0]), batch[1]),
+        sample=lambda batch: (batch[0],),
+    )
+
+
+def _gpt2(batch_size: int, *, tokens: int, layers: int) -> Case:
+    def make_model() -> nn.Module:
+        from transformers import GPT2Config, GPT2LMHeadModel
+
+        config = GPT2Config(n_layer=layers, use_cache=False)
+        config.loss_type = "ForCausalLM"
+        return GPT2LMHeadModel(config).train()
+
+    return _language_case("GPT-2", batch_size, make_model, tokens, 50257)
+
+
+def _bert(batch_size: int, *, tokens: int) -> Case:
+    def make_model() -> nn.Module:
+        from transformers import BertConfig, BertForMaskedLM
+
+        return BertForMaskedLM(BertConfig()).train()
+
+    return _language_case("BERT", batch_size, make_model, tokens, 30522)
+
+
+def _language_case(
+    name: str, batch_size: int, make_model: Callable[[], nn.Module], tokens: int, vocabulary: int
+) -> Case:
+    def make_batch(size: int) -> dict[str, torch.Tensor]:
+        words = torch.randint(vocabulary, (size, tokens))
+        return {"input_ids": words, "labels": words.clone()}
+
+    return Case(
+        name=name,
+        batch_size=batch_size,
+        make_model=make_model,
+        make_batch=make_batch,
+        loss=lambda module, batch: module(**batch).loss,
+        sample=lambda batch: batch,
+    )
+
+
+def _lstm(batch_size: int, *, tokens: int) -> Case:
+    return Case(
+        name="LSTM",
+        batch_size=batch_size,
+        make_model=LSTMLanguageModel,
+        make_batch=lambda size: (
+            torch.randint(VOCABULARY, (size, tokens)),
+            torch.randint(VOCABULARY, (size, tokens)),
+        ),
+        loss=lambda module, batch: F.cross_entropy(module(batch[0]).flatten(0, 1), batch[1].flatten()),
+        sample=lambda batch: (batch[0],),
+    )
+
+
+class LSTMLanguageModel(nn.Module):
+    """Two layers of LSTM with dropout, as in the classic word-level language models."""
+
+    def __init__(self, width: int = 650) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.dropout = nn.Dropout(0.5)
+        self.lstm = nn.LSTM(width, width, num_layers=2, dropout=0.5, batch_first=True)
+        self.decoder = nn.Linear(width, VOCABULARY)
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        states, _ = self.lstm(self.dropout(self.embedding(words)))
+        return self.decoder(self.dropout(states))

@@ -1,0 +1,128 @@
+"""Every private interface of torch that memfit touches, and what we rely on.
+
+| name here | rests on | what we need from it |
+|---|---|---|
+| `export_joint` | `aot_export_joint_with_descriptors` | one ATen graph of forward and backward; `meta["desc"]` on placeholders and on the output node; `meta["custom"]`, `meta["seq_nr"]`, `meta["autograd_backward"]` on nodes |
+| `compile_joint` | `aot_compile_joint_with_descriptors` | turns a joint graph and a partition function into a callable with autograd |
+| `split_joint` | `_extract_fwd_bwd_modules` | two graph modules from a joint graph and the list of saved nodes |
+| `eager_dispatch` | `no_python_dispatcher` | composite operators decompose as they do in the eager run, see Note [Eager decompositions] |
+| `annotation` | `torch.fx.traceback.annotate` | marks on the nodes that are created meanwhile |
+| `no_modes` | `_disable_current_modes` | compute on real tensors while a trace is running |
+| `tracing_flags` | `torch.compiler._is_compiling_flag` | libraries ask it before they look at values |
+| `plain_function` | `OpOverload._op` | the operator without the Python wrapper around it |
+| `memory_events` | `profile.kineto_results` | allocator events in order, see `measure/peak.py` |
+
+Note [Eager decompositions]
+    While AOTAutograd traces, torch's "python dispatcher" replaces the decompositions of some
+    composite operators by Python ones that compute something else than the eager run does:
+    dropout becomes `native_dropout` (a 1-byte mask where eager keeps a 4-byte one) and a
+    multi-layer LSTM silently loses the dropout between its layers. Switched off during the
+    model's forward, the trace shows what the eager run really executes.
+"""
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.fx.traceback
+from torch import fx, nn
+from torch._dispatch.python import no_python_dispatcher as eager_dispatch
+from torch._functorch.aot_autograd import (
+    JointWithDescriptors,
+    aot_compile_joint_with_descriptors,
+    aot_export_joint_with_descriptors,
+)
+from torch._functorch.partitioners import _extract_fwd_bwd_modules
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import _disable_current_modes as no_modes
+
+__all__ = [
+    "BackwardInput",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensor",
+    "FakeTensorMode",
+    "JointWithDescriptors",
+    "annotation",
+    "compile_joint",
+    "detect_fake_mode",
+    "eager_dispatch",
+    "export_joint",
+    "memory_events",
+    "no_modes",
+    "plain_function",
+    "split_joint",
+    "tracing_flags",
+]
+
+annotation = torch.fx.traceback.annotate
+
+
+def export_joint(
+    stack: contextlib.ExitStack, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> JointWithDescriptors:
+    """Trace forward and backward of a module into one graph with static shapes."""
+    return aot_export_joint_with_descriptors(stack, module, args, kwargs, ignore_shape_env=True)
+
+
+def compile_joint(
+    joint: JointWithDescriptors,
+    partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]],
+    forward_compiler: Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]],
+    backward_compiler: Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]],
+) -> Callable[..., Any]:
+    """Turn a joint graph into a callable `(*parameters, *buffers, *args, **kwargs) -> outputs`."""
+    compiled: Callable[..., Any] = aot_compile_joint_with_descriptors(
+        joint, partition_fn=partition, fw_compiler=forward_compiler, bw_compiler=backward_compiler
+    )
+    return compiled
+
+
+def split_joint(
+    joint: fx.GraphModule, saved: list[fx.Node], forward_outputs: int, static_inputs: list[int] | None
+) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Cut a joint graph in two; `saved` cross from the forward to the backward graph."""
+    return _extract_fwd_bwd_modules(
+        joint,
+        saved,
+        saved_sym_nodes=[],
+        num_fwd_outputs=forward_outputs,
+        static_lifetime_input_nodes=None,
+    )
+
+
+@contextlib.contextmanager
+def tracing_flags() -> Iterator[None]:
+    """Tell libraries that ask that a trace is running, so that they do not look at values."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+def plain_function(target: Any) -> Any:
+    """The callable behind an operator, without the Python wrapper around it."""
+    return target._op if isinstance(target, torch._ops.OpOverload) else target
+
+
+def memory_events(run: Callable[[], Any]) -> list[int]:
+    """Run once and return what every allocation (+) and release (-) on the CPU changed, in order."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else every start and stop is printed
+    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
+        run()
+    events = [
+        (event.start_ns(), event.nbytes())
+        for event in profiler.kineto_results.events()
+        if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU
+    ]
+    return [change_bytes for _, change_bytes in sorted(events, key=lambda event: event[0])]

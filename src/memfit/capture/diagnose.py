@@ -1,0 +1,44 @@
+"""From a failed trace to a sentence a user can act on."""
+
+import traceback
+
+from memfit import _torch
+from memfit.capture.record import in_library, short_line
+from memfit.errors import CaptureError
+
+
+def explain(error: Exception, *, model_name: str, module: str) -> CaptureError:
+    """Name the module, the source line, the reason and what to do."""
+    source = _failing_line(error)
+    reason, advice = _reason(error)
+    place = f"in module {module!r}" if module else "at its top level"
+    at_line = f" at {source}" if source else ""
+    message = f"{model_name} could not be captured: {place}{at_line}, {reason}; {advice}"
+    return CaptureError(message, module=module, source=source)
+
+
+def _failing_line(error: Exception) -> str:
+    lines = [
+        short_line(frame.filename, frame.lineno or 0)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not in_library(frame.filename)
+    ]
+    return lines[-1] if lines else ""
+
+
+def _reason(error: Exception) -> tuple[str, str]:
+    if isinstance(error, _torch.DataDependentOutputException):
+        return (
+            "the code asks for the value of a tensor that depends on the batch or on the weights "
+            f"({error.func})",
+            "replace the Python branch by tensor operations such as torch.where, or leave that part "
+            "out of the module that is captured",
+        )
+    if isinstance(error, _torch.DynamicOutputShapeException):
+        return (
+            f"the size of a result depends on values ({error.func})",
+            "use a form with a fixed size, such as a mask, or leave that part out of the module "
+            "that is captured",
+        )
+    first_line = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first_line}", "check that the model runs on this sample by itself"

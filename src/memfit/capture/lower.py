@@ -1,0 +1,257 @@
+"""From torch's joint graph to ours: operations over storages.
+
+Views and aliases fold into the storage they show, see Note [Values are storages] in `ir.py`.
+
+Note [Accumulated gradients]
+    Autograd hands a gradient to its parameter as it is when the parameter can own it. It makes
+    a new one when the gradient's layout differs from the parameter's, when another parameter
+    was given the same memory, and when a tied parameter gets a second gradient. That copy or
+    sum happens outside the traced graph; it stands in ours as an operation called `ACCUMULATE`.
+"""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.flop_counter import flop_registry
+
+from memfit.capture.nodes import (
+    arguments_of,
+    is_backward,
+    is_operator,
+    is_random,
+    mark_of,
+    storage_key,
+    tensors_of,
+    works_in_place,
+)
+from memfit.capture.record import Mark
+from memfit.capture.trace import ROOT, Joint
+from memfit.ir import ACCUMULATE, Graph, Kind, Operation, Phase, Storage
+from memfit.measure import signature
+from memfit.ops.inplace import in_place_form
+
+
+def lower(joint: Joint) -> Graph:
+    """Describe a joint graph as storages and operations, in the eager run's order."""
+    return _Lowering(joint.graph_module.graph).graph()
+
+
+@dataclasses.dataclass
+class _Draft:
+    """A storage whose kind is not settled yet."""
+
+    name: str
+    value: torch.Tensor  # the first tensor that lives in it
+    mark: Mark
+    phase: Phase | None  # None: exists before the step
+    kind: Kind | None = None
+
+
+class _Lowering:
+    def __init__(self, graph: fx.Graph) -> None:
+        self._nodes = list(graph.nodes)
+        self._indices: dict[int, int] = {}  # torch's storage identity to ours
+        self._drafts: list[_Draft] = []
+        self._parameters: dict[str, int] = {}
+        self._resident: list[int] = []
+        self._tangents: list[int] = []
+        self._held: list[int] = []
+        self._written_back: list[int] = []
+        self._gradients: dict[int, int] = {}  # parameter to gradient
+        self._operations: list[Operation] = []
+        self._last_use = self._find_last_uses()
+
+    def graph(self) -> Graph:
+        for node in self._nodes:
+            if node.op == "placeholder":
+                self._add_placeholder(node)
+        for position, node in enumerate(self._nodes):
+            if is_operator(node):
+                self._add_operation(node, position)
+        self._add_outputs(self._nodes[-1])
+        return Graph(
+            storages=tuple(self._storages()),
+            operations=tuple(self._operations),
+            resident=tuple(self._resident),
+            tangents=tuple(self._tangents),
+            held=tuple(dict.fromkeys((*self._held, *self._gradients.values()))),
+            written_back=tuple(dict.fromkeys(self._written_back)),
+            trained=tuple(self._gradients.items()),
+        )
+
+    def _add_placeholder(self, node: fx.Node) -> None:
+        description = node.meta["desc"]
+        kind = _PLACEHOLDER_KINDS.get(type(description).__name__, Kind.BATCH)
+        path = getattr(description, "target", "").removeprefix(ROOT + ".")
+        for value in tensors_of(node):
+            if storage_key(value) not in self._indices:
+                is_tangent = kind is Kind.TEMPORARY
+                index = self._add(value, path or node.name, _owner(path), Phase.BACKWARD if is_tangent else None)
+                self._drafts[index].kind = kind
+                (self._tangents if is_tangent else self._resident).append(index)
+            if kind is Kind.PARAMETER:
+                self._parameters[path] = self._indices[storage_key(value)]
+
+    def _add_operation(self, node: fx.Node, position: int) -> None:
+        phase = Phase.BACKWARD if is_backward(node) else Phase.FORWARD
+        mark = mark_of(node)
+        inputs = tuple(dict.fromkeys(self._inputs(node)))
+        fresh = [value for value in tensors_of(node) if storage_key(value) not in self._indices]
+        if not fresh:
+            return  # a view
+        args, kwargs = arguments_of(node)
+        self._operations.append(
+            Operation(
+                name=node.name,
+                target=str(node.target),
+                phase=phase,
+                inputs=inputs,
+                outputs=tuple(self._add(value, node.name, mark, phase) for value in fresh),
+                overwrites=self._overwritten(node, position),
+                signature=signature.encode(node.target, args, kwargs),
+                flops=_flops(node, args, kwargs),
+                random=is_random(node),
+                module=mark.module,
+                source=mark.source,
+            )
+        )
+
+    def _add_outputs(self, output: fx.Node) -> None:
+        """Tell outputs, gradients and new buffer values apart."""
+        accumulations = []
+        for node, description in zip(output.args[0], output.meta["desc"], strict=True):
+            if not isinstance(node, fx.Node):
+                continue
+            (value,) = tensors_of(node)
+            index = self._indices[storage_key(value)]
+            kind = _OUTPUT_KINDS.get(type(description).__name__)
+            parameter = self._parameters.get(_trained_path(description))
+            if kind is Kind.GRADIENT and parameter is not None:
+                accumulations += self._add_gradient(parameter, index, value)
+            elif kind is None:
+                self._written_back.append(index)
+            else:
+                self._held.append(index)
+                self._drafts[index].kind = self._drafts[index].kind or kind
+        for gradient in self._gradients.values():
+            self._drafts[gradient].kind = Kind.GRADIENT
+        self._operations = _merged(self._operations, accumulations)
+
+    def _add_gradient(self, parameter: int, gradient: int, value: torch.Tensor) -> Iterator[Operation]:
+        """See Note [Accumulated gradients]."""
+        earlier = self._gradients.get(parameter)
+        if earlier is None and gradient not in self._gradients.values() and self._can_own(parameter, value):
+            self._gradients[parameter] = gradient
+            return
+        draft = self._drafts[parameter]
+        total = len(self._drafts)
+        self._drafts.append(dataclasses.replace(draft, name=f"{draft.name}.grad", phase=Phase.BACKWARD, kind=None))
+        self._gradients[parameter] = total
+        yield Operation(
+            name=f"accumulate_{total}",
+            target=ACCUMULATE,
+            phase=Phase.BACKWARD,
+            inputs=(gradient,) if earlier is None else (earlier, gradient),
+            outputs=(total,),
+            module=draft.mark.module,
+        )
+
+    def _can_own(self, parameter: int, gradient: torch.Tensor) -> bool:
+        return (
+            gradient.numel() * gradient.element_size() == gradient.untyped_storage().nbytes()
+            and _layout(gradient) == _layout(self._drafts[parameter].value)
+        )
+
+    def _add(self, value: torch.Tensor, name: str, mark: Mark, phase: Phase | None) -> int:
+        self._indices[storage_key(value)] = len(self._drafts)
+        self._drafts.append(_Draft(name=name, value=value, mark=mark, phase=phase))
+        return len(self._drafts) - 1
+
+    def _inputs(self, node: fx.Node) -> Iterator[int]:
+        for source in node.all_input_nodes:
+            for value in tensors_of(source):
+                yield self._indices[storage_key(value)]
+
+    def _find_last_uses(self) -> dict[int, int]:
+        """Where each storage is read for the last time, by any of its views."""
+        last_use: dict[int, int] = {}
+        for position, node in enumerate(self._nodes):
+            for source in node.all_input_nodes:
+                for value in tensors_of(source):
+                    last_use[storage_key(value)] = position
+        return last_use
+
+    def _overwritten(self, node: fx.Node, position: int) -> int | None:
+        """The storage the eager run overwrites here, see Note [Overwriting] in `ir.py`."""
+        if not works_in_place(node) or in_place_form(node.target) is None:
+            return None
+        value, result = node.args[0].meta["val"], node.meta["val"]
+        index = self._indices[storage_key(value)]
+        made_by_the_step = self._drafts[index].phase is not None and index not in self._tangents
+        dies_here = self._last_use[storage_key(value)] == position
+        fills_it = value.numel() * value.element_size() == value.untyped_storage().nbytes()
+        fits = (value.shape, value.stride(), value.dtype) == (result.shape, result.stride(), result.dtype)
+        return index if made_by_the_step and dies_here and fills_it and fits else None
+
+    def _storages(self) -> Iterator[Storage]:
+        read_in_backward = {
+            index for operation in self._operations if operation.phase is Phase.BACKWARD for index in operation.inputs
+        }
+        for index, draft in enumerate(self._drafts):
+            crosses = draft.phase is Phase.FORWARD and index in read_in_backward
+            yield Storage(
+                name=draft.name,
+                size_bytes=draft.value.untyped_storage().nbytes(),
+                kind=draft.kind or (Kind.ACTIVATION if crosses else Kind.TEMPORARY),
+                dtype=str(draft.value.dtype).removeprefix("torch."),
+                shape=tuple(draft.value.shape),
+                module=draft.mark.module,
+                source=draft.mark.source,
+            )
+
+
+_PLACEHOLDER_KINDS = {
+    "ParamAOTInput": Kind.PARAMETER,
+    "BufferAOTInput": Kind.BUFFER,
+    "PlainAOTInput": Kind.BATCH,
+    "TangentAOTInput": Kind.TEMPORARY,
+}
+_OUTPUT_KINDS = {"GradAOTOutput": Kind.GRADIENT, "PlainAOTOutput": Kind.OUTPUT}
+
+
+def _merged(operations: list[Operation], accumulations: list[Operation]) -> list[Operation]:
+    """Put each accumulation behind the operation that makes the last of its inputs."""
+    maker = {storage: place for place, operation in enumerate(operations) for storage in operation.outputs}
+    waiting: dict[int, list[Operation]] = defaultdict(list)
+    for accumulation in accumulations:
+        place = max(maker.get(storage, -1) for storage in accumulation.inputs)
+        maker[accumulation.outputs[0]] = place
+        waiting[place].append(accumulation)
+    merged = list(waiting[-1])
+    for place, operation in enumerate(operations):
+        merged += [operation, *waiting[place]]
+    return merged
+
+
+def _owner(path: str) -> Mark:
+    return Mark(module=path.rpartition(".")[0], source="", in_place=False)
+
+
+def _trained_path(description: Any) -> str:
+    target: str = getattr(getattr(description, "grad_of", None), "target", "")
+    return target.removeprefix(ROOT + ".")
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What autograd compares: strides, where they matter."""
+    strides = tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1)
+    return tensor.dtype, tuple(tensor.shape), strides
+
+
+def _flops(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=node.meta["val"]))

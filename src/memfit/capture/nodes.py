@@ -1,0 +1,77 @@
+"""Questions to ask a node of torch's joint graph."""
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from memfit.capture.record import ANNOTATION, Mark
+
+_NO_MARK = Mark(module="", source="", in_place=False)
+
+
+def tensors_of(node: fx.Node) -> list[torch.Tensor]:
+    """The tensors a node stands for: one, several, or none."""
+    return [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """The identity of a tensor's storage; views share it with what they show."""
+    key: int = tensor.untyped_storage()._cdata
+    return key
+
+
+def arguments_of(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a call, with fake tensors in the place of nodes."""
+    arguments: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(
+        fx.Node, lambda source: source.meta["val"], (node.args, dict(node.kwargs))
+    )
+    return arguments
+
+
+def mark_of(node: fx.Node) -> Mark:
+    """What the Recorder knows of the call that made this node, or that this node differentiates."""
+    mark: Mark = (node.meta.get("custom") or {}).get(ANNOTATION, _NO_MARK)
+    return mark
+
+
+def is_operator(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is not operator.getitem
+
+
+def is_backward(node: fx.Node) -> bool:
+    """Whether autograd made this node."""
+    return bool(node.meta.get("autograd_backward")) or node.meta.get("partitioner_tag") == "is_backward"
+
+
+def is_random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether a node shows the storage of one of its inputs rather than making its own."""
+    if not is_operator(node):
+        return False
+    own = {storage_key(tensor) for tensor in tensors_of(node)}
+    return any(storage_key(tensor) in own for source in node.all_input_nodes for tensor in tensors_of(source))
+
+
+def works_in_place(node: fx.Node) -> bool:
+    """Whether the eager run writes the result of this node over its first argument."""
+    if not node.args or not isinstance(node.args[0], fx.Node):
+        return False
+    return _accumulates(node) if is_backward(node) else mark_of(node).in_place
+
+
+def _accumulates(node: fx.Node) -> bool:
+    """Whether autograd adds up two gradients of one value here, into the first one's memory.
+
+    It does so unless the first is a view (seen on torch 2.13: `add_` after an operator that
+    made its own result, `add` after `t` or `view`).
+    """
+    if node.target is not torch.ops.aten.add.Tensor or len(node.args) != 2 or node.kwargs:
+        return False
+    first, second = node.args
+    return isinstance(second, fx.Node) and isinstance(first, fx.Node) and not is_view(first)

@@ -1,0 +1,114 @@
+"""What a model returns, taken apart into tensors and put together again.
+
+Registered containers (tuples, dicts, transformers' `ModelOutput`) and plain dataclasses are
+taken apart; anything else that is not a tensor is a constant of the captured call.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+
+@dataclasses.dataclass(frozen=True)
+class _TensorSlot:
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Constant:
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dataclass:
+    cls: type
+    fields: "OutputTemplate"
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputTemplate:
+    """The shape of a model's output, without its tensors."""
+
+    spec: pytree.TreeSpec
+    leaves: tuple[_TensorSlot | _Constant | _Dataclass, ...]
+
+    def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
+        return pytree.tree_unflatten([_fill(leaf, tensors) for leaf in self.leaves], self.spec)
+
+    def tensor_names(self) -> list[str]:
+        """A name for each tensor: `logits`, `1`, `hidden.0`, in the order of the tensors."""
+        placeholders = [torch.empty(0) for _ in range(self._tensor_count())]
+        names = {id(tensor): name for name, tensor in _named_tensors(self.rebuild(placeholders))}
+        return [names.get(id(tensor), str(index)) for index, tensor in enumerate(placeholders)]
+
+    def _tensor_count(self) -> int:
+        counts = (
+            leaf.fields._tensor_count() if isinstance(leaf, _Dataclass) else int(isinstance(leaf, _TensorSlot))
+            for leaf in self.leaves
+        )
+        return sum(counts)
+
+
+def take_apart(output: Any) -> tuple[list[torch.Tensor], OutputTemplate]:
+    """Split an output into its tensors and the template that puts them together again."""
+    tensors: list[torch.Tensor] = []
+    return tensors, _template(output, tensors)
+
+
+def _template(output: Any, tensors: list[torch.Tensor]) -> OutputTemplate:
+    leaves, spec = pytree.tree_flatten(output)
+    return OutputTemplate(spec, tuple(_leaf(leaf, tensors) for leaf in leaves))
+
+
+def _leaf(leaf: Any, tensors: list[torch.Tensor]) -> _TensorSlot | _Constant | _Dataclass:
+    if isinstance(leaf, torch.Tensor):
+        tensors.append(leaf)
+        return _TensorSlot(len(tensors) - 1)
+    if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+        fields = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+        return _Dataclass(type(leaf), _template(fields, tensors))
+    return _Constant(leaf)
+
+
+def _fill(leaf: _TensorSlot | _Constant | _Dataclass, tensors: Sequence[torch.Tensor]) -> Any:
+    if isinstance(leaf, _TensorSlot):
+        return tensors[leaf.index]
+    if isinstance(leaf, _Constant):
+        return leaf.value
+    instance = object.__new__(leaf.cls)
+    for name, value in leaf.fields.rebuild(tensors).items():
+        object.__setattr__(instance, name, value)
+    return instance
+
+
+def _named_tensors(output: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    for path, leaf in pytree.tree_flatten_with_path(output)[0]:
+        name = prefix + ".".join(_key_name(key) for key in path)
+        if isinstance(leaf, torch.Tensor):
+            yield name or "output", leaf
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            fields = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
+            yield from _named_tensors(fields, f"{name}." if name else "")
+
+
+def _key_name(key: Any) -> str:
+    for attribute in ("name", "key", "idx"):
+        if hasattr(key, attribute):
+            return str(getattr(key, attribute))
+    return str(key)
+
+
+def differentiated(tensors: Sequence[torch.Tensor], backward_from: str) -> tuple[int, ...]:
+    """Which outputs the backward pass starts from.
+
+    `"all"`: every output that requires a gradient. `"auto"`: the only scalar among them if
+    there is one (a loss beside logits), otherwise all.
+    """
+    requiring = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
+    scalars = [index for index in requiring if tensors[index].dim() == 0]
+    if backward_from == "auto" and len(scalars) == 1:
+        return tuple(scalars)
+    return tuple(requiring)

@@ -1,0 +1,182 @@
+"""What a trace cannot see by itself: who called an operator, from where, and how.
+
+A `Recorder` sits above the trace while the model's forward runs. It marks every node with
+the module path, the user's source line and whether the operator worked in place, and it
+answers questions about values that do not depend on the batch.
+
+Note [Known values]
+    Libraries branch on tensors that are constants in disguise (transformers compares an
+    `arange` with itself to find packed sequences). Values made from nothing but factory
+    calls are the same in every step, so the Recorder computes them beside the trace and
+    answers `bool(x)` and `x.item()` from them. Values that depend on the batch, on
+    parameters or on a generator are never known: a question about one fails the capture.
+"""
+
+import dataclasses
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from memfit import _torch
+
+ANNOTATION = "memfit"
+_LARGEST_KNOWN_NUMEL = 2**20
+_LIBRARY_FOLDERS = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Mark:
+    """What the Recorder knows of one operator call."""
+
+    module: str
+    source: str
+    in_place: bool
+
+
+class ModuleStack:
+    """The path of the module whose forward is running."""
+
+    def __init__(self, root: nn.Module) -> None:
+        self._paths = {id(module): path for path, module in root.named_modules()}
+        self._running: list[str] = []
+
+    @property
+    def innermost(self) -> str:
+        return self._running[-1] if self._running else ""
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        # An exception skips the exit hooks, so that `innermost` still names the module
+        # that failed; the list starts empty with every call.
+        self._running.clear()
+        enter = register_module_forward_pre_hook(self._enter)
+        leave = register_module_forward_hook(self._leave)
+        try:
+            yield
+        finally:
+            enter.remove()
+            leave.remove()
+
+    def _enter(self, module: nn.Module, _args: Any) -> None:
+        path = self._paths.get(id(module))
+        self._running.append(self.innermost if path is None else path)
+
+    def _leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        self._running.pop()
+
+
+class KnownValues:
+    """Real values of tensors that do not depend on the batch, see Note [Known values]."""
+
+    def __init__(self) -> None:
+        self._values: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._spoiled: set[int] = set()  # storages overwritten with something unknown
+
+    def answer(self, tensor: torch.Tensor) -> Any | None:
+        value = self._lookup(tensor)
+        if value is None:
+            return None
+        with _torch.no_modes():
+            return value.item()
+
+    def follow(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Compute beside the trace what `operator` made, if that is known."""
+        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        known = [self._lookup(tensor) for tensor in tensors]
+        if any(value is None for value in known) or _is_random(operator) or not _is_small(result):
+            self._spoil(operator, args, tensors)
+            return
+        values = iter(known)
+        real_args, real_kwargs = pytree.tree_map(
+            lambda leaf: next(values) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
+        )
+        with _torch.no_modes(), torch.no_grad():
+            real = operator(*real_args, **real_kwargs)
+        for leaf, value in zip(pytree.tree_leaves(result), pytree.tree_leaves(real), strict=True):
+            if isinstance(leaf, torch.Tensor):
+                self._values[leaf] = value
+
+    def _lookup(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        value: torch.Tensor | None = self._values.get(tensor)
+        if value is None or value.untyped_storage().data_ptr() in self._spoiled:
+            return None
+        return value
+
+    def _spoil(self, operator: Any, args: Any, tensors: list[torch.Tensor]) -> None:
+        if not operator._schema.is_mutable:
+            return
+        for tensor in tensors:
+            value = self._values.get(tensor)
+            if value is not None:
+                self._spoiled.add(value.untyped_storage().data_ptr())
+
+
+class Recorder(TorchDispatchMode):
+    """Marks the nodes of a trace and answers questions about known values."""
+
+    def __init__(self, modules: ModuleStack) -> None:
+        super().__init__()
+        self._modules = modules
+        self._known = KnownValues()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default:
+            answer = self._known.answer(args[0])
+            if answer is not None:
+                return answer
+        mark = Mark(self._modules.innermost, user_line(), _overwrites_first(func))
+        with _torch.annotation({ANNOTATION: mark}):
+            result = func(*args, **kwargs)
+        self._known.follow(func, args, kwargs, result)
+        return result
+
+
+def user_line() -> str:
+    """The innermost line that belongs neither to torch nor to memfit, as `folder/file.py:12`."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not in_library(frame.f_code.co_filename):
+            return short_line(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return ""
+
+
+def in_library(filename: str) -> bool:
+    """Whether a file belongs to torch or to memfit rather than to the user."""
+    return filename.startswith(_LIBRARY_FOLDERS)
+
+
+def short_line(filename: str, line: int) -> str:
+    folder, name = os.path.split(filename)
+    return f"{os.path.basename(folder)}/{name}:{line}" if folder else f"{name}:{line}"
+
+
+def _overwrites_first(operator: Any) -> bool:
+    arguments = operator._schema.arguments
+    return bool(arguments) and arguments[0].is_write
+
+
+def _is_random(operator: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in operator.tags
+
+
+def _is_small(result: Any) -> bool:
+    tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    return bool(tensors) and all(tensor.numel() <= _LARGEST_KNOWN_NUMEL for tensor in tensors)

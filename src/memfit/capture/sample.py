@@ -1,0 +1,74 @@
+"""One call of a model: the positional and keyword arguments of its forward."""
+
+import dataclasses
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from memfit.errors import InvalidModel, InvalidSample
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """The arguments of one call of `model.forward`."""
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def of(cls, sample: Any) -> "Sample":
+        """Read a sample as users write it: a tensor, a tuple, a dict, or a `Sample`."""
+        if isinstance(sample, Sample):
+            return sample
+        if isinstance(sample, tuple | list):
+            return cls(tuple(sample))
+        if isinstance(sample, Mapping):
+            return cls((), dict(sample))
+        return cls((sample,))
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        leaves = pytree.tree_leaves((self.args, dict(self.kwargs)))
+        return (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def check_sample(model: nn.Module, sample: Sample) -> None:
+    """Refuse what cannot work before anything is traced, in words about the sample."""
+    if not any(parameter.requires_grad for parameter in model.parameters()) and not any(
+        tensor.requires_grad for tensor in sample.tensors()
+    ):
+        raise InvalidModel(
+            f"{type(model).__name__} has no parameter that requires a gradient, so there is no "
+            "training step to look at; call requires_grad_(True) on what should be trained"
+        )
+    _check_signature(model, sample)
+    _check_devices(model, sample)
+
+
+def _check_signature(model: nn.Module, sample: Sample) -> None:
+    signature = inspect.signature(model.forward)
+    try:
+        signature.bind(*sample.args, **sample.kwargs)
+    except TypeError as error:
+        raise InvalidSample(
+            f"the sample does not fit {type(model).__name__}.forward{signature}: {error}; "
+            "give positional arguments as a tuple and keyword arguments as a dict"
+        ) from None
+
+
+def _check_devices(model: nn.Module, sample: Sample) -> None:
+    model_devices = {str(tensor.device) for tensor in (*model.parameters(), *model.buffers())}
+    sample_devices = {str(tensor.device) for tensor in sample.tensors()}
+    if model_devices and sample_devices and not sample_devices <= model_devices:
+        raise InvalidSample(
+            f"the sample is on {', '.join(sorted(sample_devices))} and the model on "
+            f"{', '.join(sorted(model_devices))}; move one to the other with .to(device)"
+        )
+    if "meta" in model_devices | sample_devices:
+        raise InvalidModel(
+            "the model is on the meta device, on which a training step cannot be traced; "
+            "build it under torch._subclasses.FakeTensorMode (or memfit.empty()) instead"
+        )

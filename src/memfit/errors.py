@@ -1,0 +1,54 @@
+"""Everything memfit raises.
+
+MemfitError
+├── InvalidInput        what was given cannot be meant (exit code 2 on the command line)
+│   ├── InvalidSample       the sample does not fit the model
+│   ├── InvalidModel        the model cannot be built, found or trained
+│   ├── InvalidBudget       bytes, a unit or a device name that cannot be read
+│   └── InvalidFile         a file of ours that is damaged, foreign or too new
+├── CaptureError        the model could not be traced; names module, source line and reason
+└── ExecutionError      a captured model was used in a way it was not captured for
+
+Messages are one paragraph: what happened, what was found, what to do.
+"""
+
+
+class MemfitError(Exception):
+    """Base of all errors raised by memfit."""
+
+
+class InvalidInput(MemfitError):
+    """What was given cannot be meant."""
+
+
+class InvalidSample(InvalidInput):
+    """The sample does not fit the model."""
+
+
+class InvalidModel(InvalidInput):
+    """The model cannot be built, found or trained."""
+
+
+class InvalidBudget(InvalidInput):
+    """A number of bytes, a unit or a device name that cannot be read."""
+
+
+class InvalidFile(InvalidInput):
+    """A file written by memfit that is damaged, foreign or from a newer version."""
+
+
+class CaptureError(MemfitError):
+    """The model could not be traced.
+
+    `module` is the path of the innermost module that was running, `source` the line
+    (`file.py:12`) of the user's code that could not be followed.
+    """
+
+    def __init__(self, message: str, *, module: str = "", source: str = "") -> None:
+        super().__init__(message)
+        self.module = module
+        self.source = source
+
+
+class ExecutionError(MemfitError):
+    """A captured model was used in a way it was not captured for."""

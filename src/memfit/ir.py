@@ -1,0 +1,241 @@
+"""The one representation: what a training step computes, and in what order.
+
+A `Graph` says what there is: storages (memory that is allocated and freed as a whole) and
+operations (what reads storages and makes new ones). A `Program` says what happens: a
+straight line of instructions over a graph, decided before it runs. Both are plain frozen
+data without torch, written and read as versioned JSON.
+
+Note [Values are storages]
+    Memory is freed by storage, not by tensor. Views, detached aliases and reshapes of one
+    storage are one value here, so an operation that only makes a view does not appear.
+
+Note [Overwriting]
+    An operation that works in place (`relu_`) is written as an operation with a fresh output
+    and `overwrites` naming the input storage whose memory the output takes over. That input
+    is dead afterwards: nothing reads it again. Planners may ignore the field (the operation
+    is then run out of place), and may set it where they know the input dies.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Any, Self
+
+from memfit.errors import InvalidFile
+
+GRAPH_FORMAT = "memfit.graph"
+PROGRAM_FORMAT = "memfit.program"
+FORMAT_VERSION = 1
+
+ACCUMULATE = "memfit.accumulate"  # target of what autograd itself does to make a parameter's gradient
+
+
+class Kind(StrEnum):
+    """Why a storage is in memory."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    BATCH = "batch"
+    OPTIMIZER = "optimizer state"
+    GRADIENT = "gradient"  # of a parameter, from the moment it exists
+    OUTPUT = "output"  # returned by the model, held by its caller until the step ends
+    ACTIVATION = "activation"  # made in the forward pass and read in the backward pass
+    TEMPORARY = "temporary"  # made and dropped within one pass
+    WORKSPACE = "workspace"  # allocated inside an operator and gone when it returns
+
+
+class Phase(StrEnum):
+    """Which pass an operation belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Storage:
+    """A piece of memory that is allocated and freed as a whole."""
+
+    name: str  # the parameter's or buffer's path, or the operation's own name for the value
+    size_bytes: int
+    kind: Kind
+    dtype: str  # of the first tensor that lives in it
+    shape: tuple[int, ...]
+    module: str = ""  # path of the module that made it: "layer3.4.conv2"
+    source: str = ""  # line of the user's code that made it: "resnet.py:143"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Operation:
+    """One operator call that reads storages and makes new ones."""
+
+    name: str  # unique in its graph
+    target: str  # the operator: "aten.convolution.default"
+    phase: Phase
+    inputs: tuple[int, ...]  # storages read, by index into Graph.storages
+    outputs: tuple[int, ...]  # storages made
+    overwrites: int | None = None  # see Note [Overwriting]
+    signature: str = ""  # equal signatures cost the same: operator, shapes, strides, dtypes, constants
+    flops: int = 0
+    random: bool = False  # draws from a generator
+    module: str = ""
+    source: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Graph:
+    """What one forward and backward pass computes, in the order of the plain eager run."""
+
+    storages: tuple[Storage, ...]
+    operations: tuple[Operation, ...]
+    resident: tuple[int, ...]  # storages that exist before the step: parameters, buffers, batch
+    tangents: tuple[int, ...]  # storages handed in when the backward pass starts
+    held: tuple[int, ...]  # storages alive when the backward pass ends: outputs, gradients
+    written_back: tuple[int, ...] = ()  # new values of buffers, copied into them when the forward ends
+    trained: tuple[tuple[int, int], ...] = ()  # (parameter, its gradient)
+
+    def digest(self) -> str:
+        """A short hash that two equal graphs share."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        return _dump(GRAPH_FORMAT, dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        fields = _load(GRAPH_FORMAT, text)
+        with _reading("graph"):
+            graph = cls(
+                storages=tuple(_storage(each) for each in fields["storages"]),
+                operations=tuple(_operation(each) for each in fields["operations"]),
+                resident=tuple(fields["resident"]),
+                tangents=tuple(fields["tangents"]),
+                held=tuple(fields["held"]),
+                written_back=tuple(fields["written_back"]),
+                trained=tuple((parameter, gradient) for parameter, gradient in fields["trained"]),
+            )
+            _check_indices(graph)
+            return graph
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerMemory:
+    """What an optimizer keeps, and what it needs on top while it steps."""
+
+    state_bytes: int = 0
+    workspace_bytes: int = 0  # beyond parameters, gradients and state
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Compute:
+    """Run an operation, the first time or again."""
+
+    operation: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Free:
+    """Drop a storage."""
+
+    storage: int
+
+
+Instruction = Compute | Free
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """What a step does, in order. Nothing is decided while it runs."""
+
+    graph_digest: str
+    forward: tuple[Instruction, ...]
+    backward: tuple[Instruction, ...]
+
+    def to_json(self) -> str:
+        return _dump(
+            PROGRAM_FORMAT,
+            {
+                "graph_digest": self.graph_digest,
+                "forward": [_instruction_to_data(each) for each in self.forward],
+                "backward": [_instruction_to_data(each) for each in self.backward],
+            },
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        fields = _load(PROGRAM_FORMAT, text)
+        with _reading("program"):
+            return cls(
+                graph_digest=fields["graph_digest"],
+                forward=tuple(_instruction(each) for each in fields["forward"]),
+                backward=tuple(_instruction(each) for each in fields["backward"]),
+            )
+
+
+def _dump(format_name: str, fields: Mapping[str, Any]) -> str:
+    header = {"format": format_name, "version": FORMAT_VERSION}
+    return json.dumps(header | dict(fields), sort_keys=True, separators=(",", ":"))
+
+
+def _load(format_name: str, text: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise InvalidFile(f"not a {format_name} file: it is not whole JSON ({error})") from None
+    if not isinstance(fields, dict) or fields.get("format") != format_name:
+        found = fields.get("format") if isinstance(fields, dict) else type(fields).__name__
+        raise InvalidFile(f"not a {format_name} file: its format is {found!r}")
+    version = fields.get("version")
+    if version != FORMAT_VERSION:
+        raise InvalidFile(
+            f"a {format_name} file of version {version!r} was found, this memfit reads version "
+            f"{FORMAT_VERSION}; write the file again, or install the memfit that wrote it"
+        )
+    return fields
+
+
+@contextlib.contextmanager
+def _reading(noun: str) -> Iterator[None]:
+    """Give one name to everything that can be wrong inside a file of ours."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise InvalidFile(f"damaged {noun}: {type(error).__name__}: {error}; write the file again") from None
+
+
+def _storage(fields: dict[str, Any]) -> Storage:
+    return Storage(**fields | {"kind": Kind(fields["kind"]), "shape": tuple(fields["shape"])})
+
+
+def _operation(fields: dict[str, Any]) -> Operation:
+    tuples = {"inputs": tuple(fields["inputs"]), "outputs": tuple(fields["outputs"])}
+    return Operation(**fields | tuples | {"phase": Phase(fields["phase"])})
+
+
+def _check_indices(graph: Graph) -> None:
+    count = len(graph.storages)
+    named = [*graph.resident, *graph.tangents, *graph.held, *graph.written_back]
+    named += [index for pair in graph.trained for index in pair]
+    for operation in graph.operations:
+        named += [*operation.inputs, *operation.outputs]
+        named += [] if operation.overwrites is None else [operation.overwrites]
+    for index in named:
+        if not isinstance(index, int) or not 0 <= index < count:
+            raise ValueError(f"storage {index!r} of {count}")
+
+
+_INSTRUCTIONS: dict[str, type[Compute] | type[Free]] = {"compute": Compute, "free": Free}
+_INSTRUCTION_NAMES = {cls: name for name, cls in _INSTRUCTIONS.items()}
+
+
+def _instruction_to_data(instruction: Instruction) -> list[Any]:
+    return [_INSTRUCTION_NAMES[type(instruction)], *dataclasses.astuple(instruction)]
+
+
+def _instruction(data: list[Any]) -> Instruction:
+    name, *operands = data
+    if not all(isinstance(operand, int) and operand >= 0 for operand in operands):
+        raise ValueError(f"instruction {data!r}")
+    return _INSTRUCTIONS[name](*operands)

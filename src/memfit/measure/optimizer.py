@@ -1,0 +1,137 @@
+"""What an optimizer allocates, found by letting it step on tensors without memory."""
+
+import contextlib
+import copy
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memfit import _torch
+from memfit.errors import InvalidInput
+from memfit.ir import OptimizerMemory
+
+OptimizerLike = str | Optimizer | Callable[..., Optimizer]
+
+_BY_NAME: dict[str, Callable[..., Optimizer]] = {
+    name.lower(): cls
+    for name, cls in vars(torch.optim).items()
+    if isinstance(cls, type) and issubclass(cls, Optimizer) and cls is not Optimizer
+}
+_BY_NAME["sgd"] = lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def optimizer_memory(optimizer: OptimizerLike, parameters: Sequence[nn.Parameter]) -> OptimizerMemory:
+    """State and workspace of one step of `optimizer` over `parameters`.
+
+    `optimizer` is a name in `torch.optim` ("sgd" means with momentum), an instance, or
+    anything that makes one from parameters.
+    """
+    mode = _torch.FakeTensorMode()
+    with mode:
+        twin, stand_ins = _twin(optimizer, parameters)
+        for stand_in in stand_ins:
+            stand_in.grad = torch.empty_like(stand_in)
+        with _answering(), _explaining(twin):
+            twin.step()
+            with _LiveBytes() as live:
+                twin.step()
+    return OptimizerMemory(state_bytes=_state_bytes(twin), workspace_bytes=live.peak_bytes)
+
+
+def _twin(optimizer: OptimizerLike, parameters: Sequence[nn.Parameter]) -> tuple[Optimizer, list[nn.Parameter]]:
+    """An optimizer like the given one over parameters that have no memory."""
+    if isinstance(optimizer, Optimizer):
+        twin = copy.copy(optimizer)
+        twin.state = defaultdict(dict)
+        twin.param_groups = [
+            group | {"params": [_stand_in(parameter) for parameter in group["params"]]}
+            for group in optimizer.param_groups
+        ]
+    else:
+        make = _maker(optimizer)
+        twin = make([_stand_in(parameter) for parameter in parameters if parameter.requires_grad])
+    stand_ins = [parameter for group in twin.param_groups for parameter in group["params"]]
+    return twin, [stand_in for stand_in in stand_ins if stand_in.requires_grad]
+
+
+def _maker(optimizer: str | Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+    if not isinstance(optimizer, str):
+        return optimizer
+    if optimizer.lower() not in _BY_NAME:
+        raise InvalidInput(
+            f"unknown optimizer {optimizer!r}; known are {', '.join(sorted(_BY_NAME))}, or give an instance"
+        )
+    return _BY_NAME[optimizer.lower()]
+
+
+def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
+    empty = torch.empty_strided(
+        parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device
+    )
+    return nn.Parameter(empty, requires_grad=parameter.requires_grad)
+
+
+def _state_bytes(optimizer: Optimizer) -> int:
+    tensors = [leaf for leaf in pytree.tree_leaves(list(optimizer.state.values())) if isinstance(leaf, torch.Tensor)]
+    return sum({tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Follows the storages that operators make until they are gone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak_bytes = 0
+        self._live_bytes = 0
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in _leaf_tensors((args, kwargs)):
+            self._seen.add(tensor.untyped_storage())
+        result = func(*args, **kwargs or {})
+        for tensor in _leaf_tensors(result):
+            self._follow(tensor.untyped_storage())
+        return result
+
+    def _follow(self, storage: Any) -> None:
+        if storage in self._seen:
+            return
+        self._seen.add(storage)
+        size_bytes = storage.nbytes()
+        self._live_bytes += size_bytes
+        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+        weakref.finalize(storage, self._release, size_bytes)
+
+    def _release(self, size_bytes: int) -> None:
+        self._live_bytes -= size_bytes
+
+
+def _leaf_tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+class _answering(TorchDispatchMode):  # noqa: N801  (used as a context, like its neighbours)
+    """Answers questions about values, such as a step count, with 2: only sizes matter here, and 1 would divide by zero."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return 2
+        return func(*args, **kwargs or {})
+
+
+@contextlib.contextmanager
+def _explaining(optimizer: Optimizer) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise InvalidInput(
+            f"{type(optimizer).__name__} could not be stepped without memory ({type(error).__name__}: {error}); "
+            "estimate without an optimizer and add its state by hand"
+        ) from error

@@ -1,0 +1,70 @@
+"""The exact peak of a real run, from the allocator's own events.
+
+On CPU the profiler reports every allocation and release with its size, also those inside an
+operator. On CUDA the caching allocator keeps the maximum itself.
+"""
+
+import dataclasses
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from memfit import _torch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredPeak:
+    """What a run really used."""
+
+    peak_bytes: int
+    resident_bytes: int  # what the run started with
+    live_bytes: tuple[int, ...]  # after every allocation and release; empty on CUDA
+
+
+def measure_peak(run: Callable[[], Any], *, resident: Iterable[Any]) -> MeasuredPeak:
+    """Run once and report the peak of live bytes.
+
+    `resident` holds what is in memory already and counts towards the peak: modules,
+    optimizers, tensors, or containers of them.
+    """
+    resident_bytes = storage_bytes(resident)
+    gc.collect()
+    if torch.cuda.is_available() and any(tensor.is_cuda for tensor in _tensors(resident)):
+        return _measure_cuda(run, resident_bytes)
+    live = [resident_bytes]
+    for change_bytes in _torch.memory_events(run):
+        live.append(live[-1] + change_bytes)
+    return MeasuredPeak(peak_bytes=max(live), resident_bytes=resident_bytes, live_bytes=tuple(live))
+
+
+def _measure_cuda(run: Callable[[], Any], resident_bytes: int) -> MeasuredPeak:
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before_bytes = torch.cuda.memory_allocated()
+    run()
+    torch.cuda.synchronize()
+    rise_bytes = torch.cuda.max_memory_allocated() - before_bytes
+    return MeasuredPeak(peak_bytes=resident_bytes + rise_bytes, resident_bytes=resident_bytes, live_bytes=())
+
+
+def storage_bytes(holders: Iterable[Any]) -> int:
+    """Bytes of all distinct storages held by modules, optimizers, tensors and containers."""
+    sizes = {}
+    for tensor in _tensors(holders):
+        storage = tensor.untyped_storage()
+        sizes[storage._cdata] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def _tensors(holders: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for holder in holders:
+        if isinstance(holder, nn.Module):
+            yield from holder.parameters()
+            yield from holder.buffers()
+        else:
+            content = list(holder.state.values()) if isinstance(holder, torch.optim.Optimizer) else holder
+            yield from (leaf for leaf in pytree.tree_leaves(content) if isinstance(leaf, torch.Tensor))

@@ -1,0 +1,150 @@
+"""Run every distinct operator call once, alone, to learn its workspace, real outputs and time.
+
+Note [Cold operators]
+    An operator timed in a loop finds its inputs in the cache, which it would not inside a
+    training step. Between two runs the cache is filled with something else.
+"""
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import psutil
+import torch
+from torch.utils import _pytree as pytree
+
+from memfit import _torch
+from memfit.measure import signature as signatures
+from memfit.measure.cost import CostCache, OperatorCost
+
+log = logging.getLogger(__name__)
+
+_TIMED_RUNS = 3
+_CACHE_FILLER_BYTES = 64 * 2**20
+_LARGEST_SHARE = 0.5  # of the memory that is free: a probe never takes more
+
+Progress = Callable[[int, int], None]  # done, total
+
+
+def measured_costs(
+    wanted: Iterable[str],
+    *,
+    device: str,
+    timed: bool = False,
+    cache: CostCache | None = None,
+    progress: Progress | None = None,
+) -> dict[str, OperatorCost]:
+    """The cost of every signature that can be run here; the others are absent.
+
+    Known costs come from the cache on disk, new ones are added to it, also when interrupted.
+    """
+    cache = cache or CostCache(device_name(device))
+    known = cache.load()
+    wanted = list(dict.fromkeys(wanted))
+    missing = [each for each in wanted if each not in known or (timed and known[each].time_us is None)]
+    fresh: dict[str, OperatorCost] = {}
+    try:
+        for done, each in enumerate(missing):
+            cost = _probe(each, timed=timed)
+            if cost is not None:
+                fresh[each] = cost
+            if progress is not None:
+                progress(done + 1, len(missing))
+    finally:
+        if fresh:
+            cache.save(fresh)
+    known |= fresh
+    return {each: known[each] for each in wanted if each in known}
+
+
+def device_name(device: str) -> str:
+    """The name of the hardware, as costs are remembered by."""
+    if torch.device(device).type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return "cpu"
+
+
+def _probe(signature: str, *, timed: bool) -> OperatorCost | None:
+    if 2 * _argument_bytes(signature) > _LARGEST_SHARE * psutil.virtual_memory().available:
+        log.warning("too big to measure here: %s", signature[:80])
+        return None
+    generator_state = torch.get_rng_state()
+    try:
+        with torch.no_grad():
+            operator, args, kwargs = signatures.decode(signature)
+            return _measure(operator, args, kwargs, timed=timed)
+    except Exception as error:  # an operator may reject made-up values; its cost then stays unknown
+        log.warning("not measured (%s: %s): %s", type(error).__name__, error, signature[:80])
+        return None
+    finally:
+        torch.set_rng_state(generator_state)
+
+
+def _measure(operator: Any, args: list[Any], kwargs: dict[str, Any], *, timed: bool) -> OperatorCost:
+    results: list[Any] = [operator(*args, **kwargs)]  # the first call may prepare something once
+    output_bytes = tuple(_fresh_bytes(results.pop(), (args, kwargs)))
+    rise_bytes = _rise(lambda: results.append(operator(*args, **kwargs)), args)
+    results.clear()
+    return OperatorCost(
+        workspace_bytes=max(0, rise_bytes - sum(output_bytes)),
+        output_bytes=output_bytes,
+        time_us=_time_us(lambda: operator(*args, **kwargs), args) if timed else None,
+    )
+
+
+def _rise(run: Callable[[], Any], args: list[Any]) -> int:
+    """How far the live bytes rise above where they started."""
+    if _on_cuda(args):
+        before_bytes = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        run()
+        torch.cuda.synchronize()
+        return torch.cuda.max_memory_allocated() - before_bytes
+    live_bytes = highest_bytes = 0
+    for change_bytes in _torch.memory_events(run):
+        live_bytes += change_bytes
+        highest_bytes = max(highest_bytes, live_bytes)
+    return highest_bytes
+
+
+def _time_us(run: Callable[[], Any], args: list[Any]) -> float:
+    """Median time of cold runs, see Note [Cold operators]."""
+    on_cuda = _on_cuda(args)
+    filler = torch.empty(_CACHE_FILLER_BYTES, dtype=torch.uint8, device="cuda" if on_cuda else "cpu")
+    times = []
+    for _ in range(_TIMED_RUNS):
+        filler.add_(1)
+        if on_cuda:
+            torch.cuda.synchronize()
+        start = time.perf_counter_ns()
+        run()
+        if on_cuda:
+            torch.cuda.synchronize()
+        times.append((time.perf_counter_ns() - start) / 1000)
+    return statistics.median(times)
+
+
+def _on_cuda(args: list[Any]) -> bool:
+    return any(tensor.is_cuda for tensor in _tensors(args))
+
+
+def _fresh_bytes(result: Any, arguments: Any) -> Iterator[int]:
+    """Sizes of the storages a call made, in the order of its results."""
+    seen = {tensor.untyped_storage()._cdata for tensor in _tensors(arguments)}
+    for tensor in _tensors(result):
+        storage = tensor.untyped_storage()
+        if storage._cdata not in seen:
+            seen.add(storage._cdata)
+            yield storage.nbytes()
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _argument_bytes(signature: str) -> int:
+    with _torch.FakeTensorMode():
+        _, args, kwargs = signatures.decode(signature)
+        return sum(tensor.untyped_storage().nbytes() for tensor in _tensors((args, kwargs)))

@@ -1,0 +1,147 @@
+"""Walk a program and tell how many bytes are live at every moment of a training step.
+
+Note [What a step is]
+    `zero_grad(set_to_none=True)`, forward, backward, optimizer step. Before it: parameters,
+    buffers, optimizer state (it exists from the second step on) and the batch. The outputs of
+    the model are held until the backward pass has ended, as in `out = model(x);
+    out.loss.backward()`. While an operation runs, its inputs, its outputs and its workspace
+    are live together.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from memfit.ir import Compute, Graph, Instruction, Kind, OptimizerMemory, Phase, Program
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Moment:
+    """One operation of the step and the bytes that are live while it runs."""
+
+    label: str  # name of the operation
+    phase: str  # "forward", "backward" or "optimizer"
+    module: str
+    by_kind: Mapping[Kind, int]
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(self.by_kind.values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Timeline:
+    """The live bytes of a whole training step."""
+
+    moments: tuple[Moment, ...]
+    peak_position: int  # index into moments
+    peak_storages: tuple[int, ...]  # what is live at the peak, biggest first
+    resident_bytes: int  # before the step: parameters, buffers, optimizer state, batch
+
+    @property
+    def peak(self) -> Moment:
+        return self.moments[self.peak_position]
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.peak.live_bytes
+
+
+def simulate(
+    graph: Graph,
+    program: Program,
+    *,
+    workspace_bytes: Sequence[int] = (),
+    optimizer: OptimizerMemory | None = None,
+    granularity_bytes: int = 1,
+) -> Timeline:
+    """Run `program` in the mind. `workspace_bytes` is by operation; none means none.
+
+    `granularity_bytes` is what the allocator rounds every storage up to.
+    """
+    optimizer = optimizer or OptimizerMemory()
+    memory = _Memory(graph, optimizer, granularity_bytes)
+    resident_bytes = memory.total_bytes()
+    workspaces = workspace_bytes or [0] * len(graph.operations)
+    moments = [*_walk(memory, program.forward, workspaces)]
+    for storage in graph.tangents:
+        memory.allocate(storage)
+    moments += _walk(memory, program.backward, workspaces)
+    if optimizer != OptimizerMemory():
+        moments.append(memory.moment("step", "optimizer", "", optimizer.workspace_bytes))
+    position = max(range(len(moments)), key=lambda index: moments[index].live_bytes, default=0)
+    return Timeline(
+        moments=tuple(moments),
+        peak_position=position,
+        peak_storages=_live_at(graph, program, position),
+        resident_bytes=resident_bytes,
+    )
+
+
+class _Memory:
+    """Live storages and their bytes by kind."""
+
+    def __init__(self, graph: Graph, optimizer: OptimizerMemory, granularity_bytes: int) -> None:
+        self.graph = graph
+        self._granularity_bytes = granularity_bytes
+        self._by_kind = dict.fromkeys(Kind, 0)
+        self._by_kind[Kind.OPTIMIZER] = optimizer.state_bytes
+        for storage in graph.resident:
+            self.allocate(storage)
+
+    def allocate(self, storage: int) -> None:
+        self._by_kind[self.graph.storages[storage].kind] += self._rounded(storage)
+
+    def free(self, storage: int) -> None:
+        self._by_kind[self.graph.storages[storage].kind] -= self._rounded(storage)
+
+    def total_bytes(self) -> int:
+        return sum(self._by_kind.values())
+
+    def moment(self, label: str, phase: str, module: str, workspace_bytes: int) -> Moment:
+        by_kind = dict(self._by_kind)
+        by_kind[Kind.WORKSPACE] += workspace_bytes
+        return Moment(label=label, phase=phase, module=module, by_kind=by_kind)
+
+    def _rounded(self, storage: int) -> int:
+        size_bytes = self.graph.storages[storage].size_bytes
+        return -(-size_bytes // self._granularity_bytes) * self._granularity_bytes
+
+
+def _walk(memory: _Memory, instructions: Sequence[Instruction], workspaces: Sequence[int]) -> list[Moment]:
+    moments = []
+    for instruction in instructions:
+        if not isinstance(instruction, Compute):
+            memory.free(instruction.storage)
+            continue
+        operation = memory.graph.operations[instruction.operation]
+        if operation.overwrites is not None:
+            memory.free(operation.overwrites)
+        for storage in operation.outputs:
+            memory.allocate(storage)
+        workspace_bytes = workspaces[instruction.operation]
+        moments.append(memory.moment(operation.name, operation.phase, operation.module, workspace_bytes))
+    return moments
+
+
+def _live_at(graph: Graph, program: Program, position: int) -> tuple[int, ...]:
+    """The storages that are live during the operation at `position`, biggest first."""
+    live = set(graph.resident)
+    computed = 0
+    for phase, instructions in ((Phase.FORWARD, program.forward), (Phase.BACKWARD, program.backward)):
+        if phase is Phase.BACKWARD:
+            live.update(graph.tangents)
+        for instruction in instructions:
+            if not isinstance(instruction, Compute):
+                live.discard(instruction.storage)
+                continue
+            operation = graph.operations[instruction.operation]
+            live.discard(-1 if operation.overwrites is None else operation.overwrites)
+            live.update(operation.outputs)
+            if computed == position:
+                return _biggest_first(graph, live)
+            computed += 1
+    return _biggest_first(graph, live)
+
+
+def _biggest_first(graph: Graph, storages: set[int]) -> tuple[int, ...]:
+    return tuple(sorted(storages, key=lambda storage: (-graph.storages[storage].size_bytes, storage)))
