@@ -10,6 +10,7 @@
 | `no_modes` | `_disable_current_modes` | compute on real tensors while a trace is running |
 | `tracing_flags` | `torch.compiler._is_compiling_flag` | libraries ask it before they look at values |
 | `plain_function` | `OpOverload._op` | the operator without the Python wrapper around it |
+| `below_autograd` | `_AutoDispatchBelowAutograd` | operators run without recording for autograd, with grad mode left on |
 | `memory_events` | `profile.kineto_results` | allocator events in order, see `measure/peak.py` |
 
 Note [Eager decompositions]
@@ -45,13 +46,13 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
 
 __all__ = [
-    "BackwardInput",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
     "FakeTensor",
     "FakeTensorMode",
     "JointWithDescriptors",
     "annotation",
+    "below_autograd",
     "compile_joint",
     "detect_fake_mode",
     "eager_dispatch",
@@ -64,6 +65,7 @@ __all__ = [
 ]
 
 annotation = torch.fx.traceback.annotate
+below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
 def export_joint(

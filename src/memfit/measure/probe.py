@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from memfit import _torch
 from memfit.measure import signature as signatures
 from memfit.measure.cost import CostCache, OperatorCost
+from memfit.ops.calls import faithful_call
 
 log = logging.getLogger(__name__)
 
@@ -74,12 +75,30 @@ def _probe(signature: str, *, timed: bool) -> OperatorCost | None:
     try:
         with torch.no_grad():
             operator, args, kwargs = signatures.decode(signature)
-            return _measure(operator, args, kwargs, timed=timed)
+            args = _PREPARATIONS.get(str(operator), _as_they_are)(args)
+            return _measure(faithful_call(operator), args, kwargs, timed=timed)
     except Exception as error:  # an operator may reject made-up values; its cost then stays unknown
         log.warning("not measured (%s: %s): %s", type(error).__name__, error, signature[:80])
         return None
     finally:
         torch.set_rng_state(generator_state)
+
+
+def _as_they_are(args: list[Any]) -> list[Any]:
+    if any(tensor.dtype is torch.uint8 and not tensor.numel() for tensor in _tensors(args)):
+        raise ValueError("an opaque argument whose real size is not known")  # calling could crash
+    return args
+
+
+def _with_rnn_workspace(args: list[Any]) -> list[Any]:
+    """The last argument is opaque, comes from the forward operator, and has size 0 in a trace."""
+    reverse, mode, hidden_size, layers, has_biases, train, bidirectional, batch_sizes, batch_first = args[13:22]
+    flags = (reverse, batch_sizes, mode, hidden_size, layers, has_biases, bidirectional, batch_first, train)
+    layer = faithful_call(torch.ops.aten.mkldnn_rnn_layer.default)
+    return [*args[:-1], layer(*args[:7], *flags)[3]]
+
+
+_PREPARATIONS = {"aten.mkldnn_rnn_layer_backward.default": _with_rnn_workspace}
 
 
 def _measure(operator: Any, args: list[Any], kwargs: dict[str, Any], *, timed: bool) -> OperatorCost:

@@ -1,0 +1,101 @@
+"""The answer to "will it fit, and where does the memory go?"."""
+
+import dataclasses
+import json
+from collections import Counter
+from typing import Any
+
+from memfit.ir import Graph, Kind, Storage
+from memfit.measure.devices import usable_bytes
+from memfit.plan.simulate import Timeline
+from memfit.units import format_bytes
+
+_FORMAT = "memfit.estimate"
+_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterCount:
+    """How many parameters of one dtype there are, and how many bytes they take."""
+
+    dtype: str
+    trainable: bool
+    count: int
+    size_bytes: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """The predicted memory of one training step. See Note [What a step is] in `plan/simulate.py`."""
+
+    model: str  # class of the model
+    optimizer: str | None
+    device: str  # where the step would run: "cpu", "cuda:0", "A100-40GB"
+    graph: Graph
+    timeline: Timeline
+    parameters: tuple[ParameterCount, ...]
+    workspaces_measured: bool  # False: what operators allocate inside is not counted
+    notes: tuple[str, ...] = ()  # what a reader should know about these figures
+
+    @property
+    def peak_bytes(self) -> int:
+        return self.timeline.peak_bytes
+
+    @property
+    def peak_phase(self) -> str:
+        return self.timeline.peak.phase
+
+    def by_kind(self) -> dict[Kind, int]:
+        """What the peak is made of, biggest first; kinds that are not live then are left out."""
+        live = {kind: size for kind, size in self.timeline.peak.by_kind.items() if size}
+        return dict(sorted(live.items(), key=lambda item: -item[1]))
+
+    def by_module(self, depth: int = 1) -> dict[str, int]:
+        """Live bytes at the peak by owning module, to `depth` names deep, biggest first.
+
+        `""` stands for what belongs to no module: the batch, optimizer state, workspaces.
+        """
+        sizes: Counter[str] = Counter()
+        for storage in self._live():
+            sizes[".".join(storage.module.split(".")[:depth])] += storage.size_bytes
+        sizes[""] += self.peak_bytes - sizes.total()
+        return {module: size for module, size in sizes.most_common() if size}
+
+    def biggest(self, count: int = 10) -> list[Storage]:
+        """The biggest values that are live at the peak."""
+        return self._live()[:count]
+
+    def fits(self, device: str | int | float) -> bool:
+        """Whether the step fits a device, given by name ("A100-40GB") or by its memory ("24GiB")."""
+        return self.peak_bytes <= usable_bytes(device)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "device": self.device,
+            "peak_bytes": self.peak_bytes,
+            "peak_phase": self.peak_phase,
+            "peak_operation": self.timeline.peak.label,
+            "peak_module": self.timeline.peak.module,
+            "resident_bytes": self.timeline.resident_bytes,
+            "by_kind": {str(kind): size for kind, size in self.by_kind().items()},
+            "by_module": self.by_module(),
+            "biggest": [dataclasses.asdict(storage) for storage in self.biggest()],
+            "parameters": [dataclasses.asdict(each) for each in self.parameters],
+            "workspaces_measured": self.workspaces_measured,
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2)
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{format_bytes(size)} {kind}" for kind, size in self.by_kind().items())
+        step = f"a training step with {self.optimizer}" if self.optimizer else "forward and backward"
+        return f"{self.model} on {self.device}, {step}: peak {format_bytes(self.peak_bytes)} ({parts})"
+
+    def _live(self) -> list[Storage]:
+        return [self.graph.storages[index] for index in self.timeline.peak_storages]

@@ -1,0 +1,91 @@
+"""Devices that are not here: their memory and speed, from published specifications.
+
+Figures are the vendors' (dense, without sparsity); memory is what the driver reports as total
+on such a card, `reserved_bytes` what the driver, the context and the libraries' handles take
+before the first tensor. Times that rest on them are estimates and are marked so.
+"""
+
+import dataclasses
+
+from memfit.errors import InvalidBudget
+from memfit.units import format_bytes, parse_bytes
+
+_MIB = 2**20
+_CUDA_GRANULARITY_BYTES = 512  # the caching allocator rounds every block up to this
+_CUDA_RESERVED_BYTES = 600 * _MIB
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Device:
+    """A machine's memory and speed."""
+
+    name: str
+    memory_bytes: int
+    reserved_bytes: int
+    granularity_bytes: int
+    bandwidth_gb_per_s: float
+    tflops_fp32: float  # as eager torch runs it by default (no TF32)
+    tflops_half: float  # fp16 and bf16 with tensor cores where there are any
+    launch_us: float  # least time of one operator
+    is_cuda: bool = True
+
+    @property
+    def usable_bytes(self) -> int:
+        return self.memory_bytes - self.reserved_bytes
+
+
+def _cuda(name: str, memory_mib: int, bandwidth: float, fp32: float, half: float) -> Device:
+    return Device(
+        name=name,
+        memory_bytes=memory_mib * _MIB,
+        reserved_bytes=_CUDA_RESERVED_BYTES,
+        granularity_bytes=_CUDA_GRANULARITY_BYTES,
+        bandwidth_gb_per_s=bandwidth,
+        tflops_fp32=fp32,
+        tflops_half=half,
+        launch_us=5.0,
+    )
+
+
+DEVICES = (
+    _cuda("T4", 15_360, 320, 8.1, 65),
+    _cuda("V100-16GB", 16_384, 900, 15.7, 125),
+    _cuda("V100-32GB", 32_768, 900, 15.7, 125),
+    _cuda("A10", 23_028, 600, 31.2, 125),
+    _cuda("L4", 23_034, 300, 30.3, 121),
+    _cuda("L40S", 46_068, 864, 91.6, 362),
+    _cuda("A100-40GB", 40_960, 1555, 19.5, 312),
+    _cuda("A100-80GB", 81_920, 2039, 19.5, 312),
+    _cuda("H100-80GB", 81_559, 3350, 66.9, 989),
+    _cuda("H200", 143_771, 4800, 66.9, 989),
+    _cuda("RTX-3090", 24_576, 936, 35.6, 71),
+    _cuda("RTX-4090", 24_564, 1008, 82.6, 165),
+)
+
+
+def find_device(name: str) -> Device:
+    """The device of this name, in any spelling: "a100-40gb", "RTX 4090".
+
+    >>> find_device("rtx 4090").name
+    'RTX-4090'
+    """
+    wanted = _plain(name)
+    matches = [device for device in DEVICES if _plain(device.name) == wanted]
+    if not matches:
+        matches = [device for device in DEVICES if _plain(device.name).startswith(wanted)]
+    if len(matches) != 1:
+        found = f"could be {' or '.join(device.name for device in matches)}" if matches else "is not known"
+        known = ", ".join(f"{device.name} ({format_bytes(device.memory_bytes)})" for device in DEVICES)
+        raise InvalidBudget(f'device {name!r} {found}; known are {known}; or give its memory, such as "24GiB"')
+    return matches[0]
+
+
+def usable_bytes(device: str | int | float) -> int:
+    """The memory for tensors of a device given by name or by its bytes."""
+    if isinstance(device, str) and not device[:1].isdigit():
+        return find_device(device).usable_bytes
+    return parse_bytes(device)
+
+
+def _plain(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
