@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -12,9 +12,8 @@ from torch import nn
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
-from memfit.errors import InvalidInput
 from memfit.estimate import Estimate, ParameterCount
-from memfit.ir import Graph, OptimizerMemory
+from memfit.ir import Graph, OptimizerMemory, without_prefix
 from memfit.measure.cost import OperatorCost
 from memfit.measure.devices import Device, find_device
 from memfit.measure.optimizer import OptimizerLike, optimizer_memory
@@ -70,3 +69,88 @@ def estimate(
         workspaces_measured=bool(costs),
         notes=tuple(_notes(target, bool(costs))),
     )
+
+
+class _WithLoss(nn.Module):
+    """A model and its loss as one module, so that the loss is part of the step."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+        self.training = model.training
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self._loss(self.model, batch)
+
+
+def _captured_graph(model: nn.Module, sample: Any, loss: Loss | None, backward_from: str) -> Graph:
+    if loss is None:
+        with traced(model, Sample.of(sample), backward_from=backward_from) as joint:
+            return lower(joint)
+    with traced(_WithLoss(model, loss), Sample((sample,)), backward_from=backward_from) as joint:
+        return without_prefix(lower(joint), "model")
+
+
+def _costs(graph: Graph, device: str, progress: Progress | None) -> dict[str, OperatorCost]:
+    signatures = (operation.signature for operation in graph.operations if operation.signature)
+    return measured_costs(signatures, device=device, progress=progress)
+
+
+def _with_real_sizes(graph: Graph, costs: Mapping[str, OperatorCost]) -> Graph:
+    """Believe what operators were seen to make more than what the trace says they make."""
+    storages = list(graph.storages)
+    for operation in graph.operations:
+        cost = costs.get(operation.signature)
+        if cost is None or len(cost.output_bytes) != len(operation.outputs):
+            continue
+        for index, size_bytes in zip(operation.outputs, cost.output_bytes, strict=True):
+            storages[index] = dataclasses.replace(storages[index], size_bytes=size_bytes)
+    return dataclasses.replace(graph, storages=tuple(storages))
+
+
+def _workspace_bytes(costs: Mapping[str, OperatorCost], signature: str) -> int:
+    cost = costs.get(signature)
+    return 0 if cost is None else cost.workspace_bytes
+
+
+def _could_run_here(graph: Graph, optimizer: OptimizerMemory) -> bool:
+    """Whether this machine has the memory for the step itself, and so for its operators."""
+    least_bytes = simulate(graph, identity_program(graph), optimizer=optimizer).peak_bytes
+    return least_bytes < psutil.virtual_memory().available
+
+
+def _device_of(model: nn.Module) -> str:
+    tensors = [*model.parameters(), *model.buffers()]
+    return str(tensors[0].device) if tensors else "cpu"
+
+
+def _optimizer_name(optimizer: OptimizerLike | None) -> str | None:
+    if optimizer is None or isinstance(optimizer, str):
+        return optimizer
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return type(optimizer).__name__
+    return getattr(optimizer, "__name__", type(optimizer).__name__)
+
+
+def _parameter_counts(model: nn.Module) -> tuple[ParameterCount, ...]:
+    counts: Counter[tuple[str, bool]] = Counter()
+    sizes: Counter[tuple[str, bool]] = Counter()
+    for parameter in model.parameters():
+        key = (str(parameter.dtype).removeprefix("torch."), parameter.requires_grad)
+        counts[key] += parameter.numel()
+        sizes[key] += parameter.numel() * parameter.element_size()
+    return tuple(
+        ParameterCount(dtype=dtype, trainable=trainable, count=counts[dtype, trainable], size_bytes=size)
+        for (dtype, trainable), size in sizes.most_common()
+    )
+
+
+def _notes(target: Device | None, measured: bool) -> Iterator[str]:
+    if target is not None:
+        yield (
+            f"traced as it runs here and counted for {target.name}: operators that choose another "
+            "algorithm there (attention with dropout, recurrent layers) may keep less or more"
+        )
+    if not measured:
+        yield "workspaces that operators allocate inside are not counted: they were not measured"

@@ -174,6 +174,21 @@ class Program:
             )
 
 
+def without_prefix(graph: Graph, prefix: str) -> Graph:
+    """The graph of a wrapped module, with paths as they are without the wrapper."""
+
+    def shorter(path: str) -> str:
+        return "" if path == prefix else path.removeprefix(prefix + ".")
+
+    return dataclasses.replace(
+        graph,
+        storages=tuple(
+            dataclasses.replace(each, name=shorter(each.name), module=shorter(each.module)) for each in graph.storages
+        ),
+        operations=tuple(dataclasses.replace(each, module=shorter(each.module)) for each in graph.operations),
+    )
+
+
 def _dump(format_name: str, fields: Mapping[str, Any]) -> str:
     header = {"format": format_name, "version": FORMAT_VERSION}
     return json.dumps(header | dict(fields), sort_keys=True, separators=(",", ":"))

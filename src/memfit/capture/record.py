@@ -38,6 +38,7 @@ _LIBRARY_FOLDERS = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
 )
+_TRACE_FILE = os.path.join(os.path.dirname(__file__), "trace.py")  # where the model's own frames end
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -149,13 +150,21 @@ class Recorder(TorchDispatchMode):
 
 
 def user_line() -> str:
-    """The innermost line that belongs neither to torch nor to memfit, as `folder/file.py:12`."""
+    """The line of the model's code that is running, as `folder/file.py:12`.
+
+    That is the innermost line outside torch; for a model made of nothing but torch's own
+    modules, the innermost `forward`.
+    """
+    forward_line = ""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if not in_library(frame.f_code.co_filename):
-            return short_line(frame.f_code.co_filename, frame.f_lineno)
+    while frame is not None and frame.f_code.co_filename != _TRACE_FILE:
+        filename = frame.f_code.co_filename
+        if not in_library(filename) and not filename.startswith("<frozen"):
+            return short_line(filename, frame.f_lineno)
+        if not forward_line and frame.f_code.co_name == "forward":
+            forward_line = short_line(filename, frame.f_lineno)
         frame = frame.f_back
-    return ""
+    return forward_line
 
 
 def in_library(filename: str) -> bool:

@@ -1,0 +1,20 @@
+"""Models without weights: everything has a shape, nothing has memory."""
+
+import contextlib
+from collections.abc import Iterator
+
+from memfit import _torch
+
+
+@contextlib.contextmanager
+def without_weights() -> Iterator[None]:
+    """Build models and samples that take no memory, to estimate what would not fit here.
+
+    >>> import torch, memfit
+    >>> with memfit.without_weights():
+    ...     model, batch = torch.nn.Linear(50_000, 50_000), torch.empty(8, 50_000)
+    >>> memfit.estimate(model, batch).peak_bytes > 20 * 10**9
+    True
+    """
+    with _torch.FakeTensorMode(allow_non_fake_inputs=True):
+        yield
