@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks import torchvision_cpu, unet
+from benchmarks.unet import UNet
 
 VOCABULARY = 10_000
 
@@ -56,7 +56,7 @@ def _googlenet() -> list[Case]:
 
 
 def _mobilenet() -> list[Case]:
-    return [_vision("MobileNetV2", "mobilenet_v2", 160, size) for size in (4, 8)]
+    return [_vision("MobileNetV2", "mobilenet_v2", 160, size) for size in (8, 16)]
 
 
 def _vgg16() -> list[Case]:
@@ -64,7 +64,7 @@ def _vgg16() -> list[Case]:
 
 
 def _vit() -> list[Case]:
-    return [_vision("ViT-B/16", "vit_b_16", 224, size) for size in (2, 4)]
+    return [_vision("ViT-B/16", "vit_b_16", 224, size) for size in (1, 2)]
 
 
 def _unets() -> list[Case]:
@@ -72,11 +72,11 @@ def _unets() -> list[Case]:
 
 
 def _gpt2s() -> list[Case]:
-    return [_gpt2(size, tokens=128, layers=12) for size in (2, 4)]
+    return [_gpt2(size, tokens=128, layers=12) for size in (1, 2)]
 
 
 def _berts() -> list[Case]:
-    return [_bert(size, tokens=128) for size in (4, 8)]
+    return [_bert(size, tokens=128) for size in (2, 4)]
 
 
 def _lstms() -> list[Case]:
@@ -87,10 +87,16 @@ _MAKERS = (_resnet50, _googlenet, _mobilenet, _vgg16, _vit, _unets, _gpt2s, _ber
 
 
 def _vision(name: str, model: str, pixels: int, batch_size: int, **options: Any) -> Case:
+    def make_model() -> nn.Module:
+        import torchvision
+
+        built: nn.Module = getattr(torchvision.models, model)(**options)
+        return built
+
     return Case(
         name=name,
         batch_size=batch_size,
-        make_model=lambda: torchvision_cpu.model(model, **options),
+        make_model=make_model,
         make_batch=lambda size: (torch.randn(size, 3, pixels, pixels), torch.randint(1000, (size,))),
         loss=lambda module, batch: F.cross_entropy(module(batch[0]), batch[1]),
         sample=lambda batch: (batch[0],),
@@ -102,7 +108,7 @@ def _unet_case(batch_size: int) -> Case:
     return Case(
         name="UNet",
         batch_size=batch_size,
-        make_model=lambda: unet.UNet(3, classes),
+        make_model=lambda: UNet(3, classes),
         make_batch=lambda size: (
             torch.randn(size, 3, pixels, pixels),
             torch.randint(classes, (size, pixels, pixels)),
@@ -116,9 +122,9 @@ def _gpt2(batch_size: int, *, tokens: int, layers: int) -> Case:
     def make_model() -> nn.Module:
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        config = GPT2Config(n_layer=layers, use_cache=False)
-        config.loss_type = "ForCausalLM"
-        return GPT2LMHeadModel(config).train()
+        model = GPT2LMHeadModel(GPT2Config(n_layer=layers, use_cache=False)).train()
+        model.loss_type = "ForCausalLM"
+        return model
 
     return _language_case("GPT-2", batch_size, make_model, tokens, 50257)
 

@@ -1,6 +1,6 @@
 """Train any PyTorch model inside the memory you have."""
 
-from memfit.api import estimate
+from memfit.api import estimate, fit
 from memfit.capture.fakes import without_weights
 from memfit.capture.sample import Sample
 from memfit.errors import (
@@ -14,6 +14,7 @@ from memfit.errors import (
     MemfitError,
 )
 from memfit.estimate import Estimate
+from memfit.execute.attach import remove
 
 __all__ = [
     "CaptureError",
@@ -27,6 +28,8 @@ __all__ = [
     "MemfitError",
     "Sample",
     "estimate",
+    "fit",
+    "remove",
     "without_weights",
 ]
 

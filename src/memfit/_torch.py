@@ -89,16 +89,10 @@ def compile_joint(
 
 
 def split_joint(
-    joint: fx.GraphModule, saved: list[fx.Node], forward_outputs: int, static_inputs: list[int] | None
+    joint: fx.GraphModule, saved: list[fx.Node], forward_outputs: int
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Cut a joint graph in two; `saved` cross from the forward to the backward graph."""
-    return _extract_fwd_bwd_modules(
-        joint,
-        saved,
-        saved_sym_nodes=[],
-        num_fwd_outputs=forward_outputs,
-        static_lifetime_input_nodes=None,
-    )
+    return _extract_fwd_bwd_modules(joint, saved, saved_sym_nodes=[], num_fwd_outputs=forward_outputs)
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """What users call: capture, then simulate, then execute."""
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,6 +14,8 @@ from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
 from memfit.estimate import Estimate, ParameterCount
+from memfit.execute.attach import attach, remove
+from memfit.execute.compiled import CompiledCall
 from memfit.ir import Graph, OptimizerMemory, without_prefix
 from memfit.measure.cost import OperatorCost
 from memfit.measure.devices import Device, find_device
@@ -69,6 +72,27 @@ def estimate(
         workspaces_measured=bool(costs),
         notes=tuple(_notes(target, bool(costs))),
     )
+
+
+def fit(model: nn.Module, sample: Any, *, backward_from: str = "auto") -> nn.Module:
+    """Run the model through its captured forward and backward graphs; `remove` undoes it.
+
+    The same module is returned: same class, same `state_dict` keys, same numbers bit for bit.
+    Calls of another shape, dtype or mode than `sample` are captured when they first come.
+    """
+    example = Sample.of(sample)
+    planned = attach(model, functools.partial(_compiled_call, backward_from))
+    try:
+        planned.capture(example.args, dict(example.kwargs))
+    except BaseException:
+        remove(model)
+        raise
+    return model
+
+
+def _compiled_call(backward_from: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
+    with traced(model, Sample(args, kwargs), backward_from=backward_from) as joint:
+        return CompiledCall(joint, lower(joint))
 
 
 class _WithLoss(nn.Module):

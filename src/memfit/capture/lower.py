@@ -191,11 +191,12 @@ class _Lowering:
             return None
         value, result = node.args[0].meta["val"], node.meta["val"]
         index = self._indices[storage_key(value)]
-        made_by_the_step = self._drafts[index].phase is not None and index not in self._tangents
+        phase = Phase.BACKWARD if is_backward(node) else Phase.FORWARD
+        made_here = self._drafts[index].phase is phase and index not in self._tangents
         dies_here = self._last_use[storage_key(value)] == position
         fills_it = value.numel() * value.element_size() == value.untyped_storage().nbytes()
         fits = (value.shape, value.stride(), value.dtype) == (result.shape, result.stride(), result.dtype)
-        return index if made_by_the_step and dies_here and fills_it and fits else None
+        return index if made_here and dies_here and fills_it and fits else None
 
     def _storages(self) -> Iterator[Storage]:
         read_in_backward = {

@@ -144,9 +144,28 @@ class Recorder(TorchDispatchMode):
                 return answer
         mark = Mark(self._modules.innermost, user_line(), _overwrites_first(func))
         with _torch.annotation({ANNOTATION: mark}):
-            result = func(*args, **kwargs)
+            result = _call(func, args, kwargs)
         self._known.follow(func, args, kwargs, result)
         return result
+
+
+def _call(operator: Any, args: Any, kwargs: Any) -> Any:
+    """Call an operator so that the trace keeps what the eager run does.
+
+    A generator fills a dense tensor in the order of its memory. The functional form that a trace
+    puts in the place of `bernoulli_` always makes a contiguous result, so on a transposed
+    tensor it would draw other numbers: there the operator is called on a contiguous view.
+    """
+    if not _is_random(operator) or not _overwrites_first(operator) or args[0].is_contiguous():
+        return operator(*args, **kwargs)
+    tensor, *rest = args
+    view = tensor.permute(sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis)))
+    if operator is torch.ops.aten.normal_.default:
+        if not view.is_contiguous():
+            raise ValueError("normal_ on a slice draws other numbers in a trace; fill a whole tensor and slice it")
+        return operator(*args, **kwargs)  # has its own way for dense tensors, which the trace keeps
+    operator(view if view.is_contiguous() else tensor, *rest, **kwargs)
+    return tensor
 
 
 def user_line() -> str:

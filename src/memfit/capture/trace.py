@@ -26,6 +26,13 @@ class Joint:
     export: _torch.JointWithDescriptors
     template: OutputTemplate
     differentiated: tuple[int, ...]  # outputs the backward pass starts from
+    undifferentiated: tuple[int, ...]  # outputs that require a gradient but are not among them
+
+    @property
+    def state_paths(self) -> list[str]:
+        """Parameters, then buffers, in the order the compiled call takes them."""
+        paths = (*self.export.params_spec, *self.export.buffers_spec)
+        return [path.removeprefix(ROOT + ".") for path in paths]
 
     @property
     def graph_module(self) -> fx.GraphModule:
@@ -71,7 +78,12 @@ def _export_once(
         raise explain(error, model_name=name, module=subject.module_stack.innermost) from error
     stack.push(attempt.pop_all().__exit__)
     assert subject.template is not None
-    return Joint(export=export, template=subject.template, differentiated=subject.differentiated)
+    return Joint(
+        export=export,
+        template=subject.template,
+        differentiated=subject.differentiated,
+        undifferentiated=subject.undifferentiated,
+    )
 
 
 class _Subject(nn.Module):
@@ -84,6 +96,7 @@ class _Subject(nn.Module):
         self._backward_from = backward_from
         self.template: OutputTemplate | None = None
         self.differentiated: tuple[int, ...] = ()
+        self.undifferentiated: tuple[int, ...] = ()
         self.training = model.training
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
@@ -97,6 +110,11 @@ class _Subject(nn.Module):
                 f"no output of {type(self.model).__name__} requires a gradient, so there is nothing to "
                 "differentiate; check for detach(), no_grad() or frozen parameters on the way to the output"
             )
+        self.undifferentiated = tuple(
+            index
+            for index, tensor in enumerate(tensors)
+            if tensor.requires_grad and index not in self.differentiated
+        )
         return tuple(
             tensor if index in self.differentiated else tensor.detach() for index, tensor in enumerate(tensors)
         )

@@ -1,0 +1,28 @@
+# Every target sets up its own environment on first use.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test check bench clean
+
+demo: $(READY)  ## will ResNet-50 fit, and is the answer true?
+	$(BIN)/python examples/estimate.py
+
+test: $(READY)  ## the fast tests
+	$(BIN)/python -m pytest -m "not slow"
+
+check: $(READY)  ## format, lint, types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY)  ## the standard cases: estimated against measured, captured against eager
+	$(BIN)/python -m benchmarks.accuracy
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[models,dev]"
+	touch $(READY)
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,55 @@
+"""What every test needs: its own cost cache, a fixed seed, and imports of torchvision that go through."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import settings
+from torch import nn
+
+from memfit.cli.torchvision_repair import prepare
+
+settings.register_profile("memfit", deadline=None, derandomize=True, max_examples=50)
+settings.load_profile("memfit")
+
+
+def pytest_sessionstart() -> None:
+    prepare()  # before the first import of torchvision or transformers
+    os.environ["HF_HUB_OFFLINE"] = "1"  # no test fetches anything
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cost_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEMFIT_CACHE_DIR", str(tmp_path_factory.mktemp("cost_cache")))
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt2() -> type[nn.Module]:
+    """Makes a GPT-2 of one layer; the import takes a second, so only the tests that need it pay."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    class TinyGPT2(GPT2LMHeadModel):
+        def __init__(self) -> None:
+            config = GPT2Config(
+                n_layer=1,
+                n_embd=32,
+                n_head=2,
+                vocab_size=100,
+                n_positions=64,
+                bos_token_id=0,
+                eos_token_id=0,
+                use_cache=False,
+                attn_implementation="eager",
+            )
+            config.loss_type = "ForCausalLM"
+            super().__init__(config)
+
+    return TinyGPT2

@@ -1,0 +1,76 @@
+import pytest
+
+from memfit.errors import InvalidBudget
+from memfit.measure.devices import DEVICES, find_device, usable_bytes
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("T4", "T4"),
+        ("t4", "T4"),
+        ("a100-40gb", "A100-40GB"),
+        ("A100 80GB", "A100-80GB"),
+        ("rtx_4090", "RTX-4090"),
+        ("RTX 3090", "RTX-3090"),
+        ("h100", "H100-80GB"),
+        ("A10", "A10"),
+        ("L4", "L4"),
+    ],
+)
+def test_a_device_is_found_in_any_spelling(written: str, name: str) -> None:
+    assert find_device(written).name == name
+
+
+def test_an_ambiguous_name_is_answered_with_what_it_could_be() -> None:
+    with pytest.raises(InvalidBudget, match=r"device 'a100' could be A100-40GB or A100-80GB; known are T4"):
+        find_device("a100")
+
+
+@pytest.mark.parametrize("unknown", ["B300", "cuda", "A100-60GB", "40GB-A100"])
+def test_an_unknown_name_is_answered_with_the_known_ones(unknown: str) -> None:
+    with pytest.raises(InvalidBudget, match=r"is not known; known are T4 \(15.00 GiB\), .*; or give its memory"):
+        find_device(unknown)
+
+
+@pytest.mark.parametrize("empty", ["", " ", "-"])
+def test_an_empty_name_is_refused(empty: str) -> None:
+    with pytest.raises(InvalidBudget):
+        usable_bytes(empty)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [("24GiB", 24 * 2**30), ("500MB", 500 * 10**6), (4096, 4096), ("4096", 4096), (1e9, 10**9)]
+)
+def test_bytes_are_taken_as_they_are(given: str | float, expected: int) -> None:
+    assert usable_bytes(given) == expected
+
+
+@pytest.mark.parametrize("given", [" 24GiB", ".5GiB"])
+def test_a_budget_reads_the_same_here_as_anywhere(given: str) -> None:
+    from memfit.units import parse_bytes
+
+    assert usable_bytes(given) == parse_bytes(given)
+
+
+@pytest.mark.parametrize("wrong", ["24 apples", 0, -1, True, float("nan")])
+def test_bytes_that_cannot_be_meant_are_refused(wrong: str | float) -> None:
+    with pytest.raises(InvalidBudget):
+        usable_bytes(wrong)
+
+
+def test_a_named_device_keeps_something_for_its_driver() -> None:
+    device = find_device("T4")
+    assert usable_bytes("T4") == device.memory_bytes - device.reserved_bytes < device.memory_bytes
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+def test_every_profile_makes_sense(device: object) -> None:
+    assert device.usable_bytes > 10 * 2**30
+    assert device.tflops_half > device.tflops_fp32 > 0
+    assert device.bandwidth_gb_per_s > 100
+    assert device.granularity_bytes == 512
+
+
+def test_names_are_unique() -> None:
+    assert len({device.name for device in DEVICES}) == len(DEVICES)

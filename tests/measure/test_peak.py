@@ -1,0 +1,89 @@
+import torch
+from torch import nn
+
+from memfit.measure.peak import measure_peak, storage_bytes
+
+KIB = 1024
+
+
+def kib(count: int) -> torch.Tensor:
+    return torch.empty(count * KIB, dtype=torch.uint8)
+
+
+def test_the_peak_of_a_known_pattern_is_exact() -> None:
+    def run() -> None:
+        first = kib(100)
+        second = kib(30)
+        del first
+        third = kib(50)
+        del second, third
+
+    measured = measure_peak(run, resident=[])
+    assert measured.peak_bytes == 130 * KIB
+    assert [size // KIB for size in measured.live_bytes] == [0, 100, 130, 30, 80, 50, 0]
+
+
+def test_what_an_operator_allocates_inside_counts() -> None:
+    values = torch.rand(1000)
+    measured = measure_peak(lambda: values.sort(), resident=[values])
+    assert measured.peak_bytes >= values.nbytes + 1000 * 4 + 1000 * 8
+
+
+def test_what_is_resident_counts_towards_the_peak() -> None:
+    batch = kib(7)
+    measured = measure_peak(lambda: kib(3), resident=[batch])
+    assert (measured.resident_bytes, measured.peak_bytes) == (7 * KIB, 10 * KIB)
+
+
+def test_a_run_that_only_frees_peaks_where_it_starts() -> None:
+    held = [kib(5)]
+    measured = measure_peak(held.clear, resident=held)
+    assert measured.peak_bytes == 5 * KIB
+
+
+def test_garbage_of_before_is_not_freed_within_the_run() -> None:
+    cycle: list[object] = [kib(64)]
+    cycle.append(cycle)
+    del cycle
+    assert min(measure_peak(lambda: kib(1), resident=[]).live_bytes) == 0
+
+
+def test_the_run_happens_once() -> None:
+    calls: list[int] = []
+    measure_peak(lambda: calls.append(1), resident=[])
+    assert calls == [1]
+
+
+def test_shared_storages_count_once() -> None:
+    whole = torch.zeros(100)
+    assert storage_bytes([whole, whole[:10], whole.view(10, 10), {"again": [whole]}]) == 400
+
+
+def test_a_view_holds_its_whole_storage() -> None:
+    assert storage_bytes([torch.zeros(100)[:1]]) == 400
+
+
+def test_tied_parameters_and_buffers_of_modules_count_once() -> None:
+    layer = nn.Linear(4, 4, bias=False)
+    twin = nn.Linear(4, 4, bias=False)
+    twin.weight = layer.weight
+    assert storage_bytes([nn.Sequential(layer, twin, nn.BatchNorm1d(4))]) == 64 + 4 * 16 + 8
+
+
+def test_gradients_are_not_resident() -> None:
+    layer = nn.Linear(4, 4)
+    layer(torch.ones(4)).sum().backward()
+    assert storage_bytes([layer]) == 80
+
+
+def test_the_state_of_an_optimizer_counts() -> None:
+    weight = nn.Parameter(torch.zeros(100))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    assert storage_bytes([optimizer]) == 0
+    weight.grad = torch.ones(100)
+    optimizer.step()
+    assert storage_bytes([optimizer]) == 400
+
+
+def test_containers_without_tensors_are_empty() -> None:
+    assert storage_bytes([3, "text", None, [], {"a": ()}]) == 0

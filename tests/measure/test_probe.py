@@ -1,0 +1,179 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from memfit.measure import probe
+from memfit.measure.cost import CostCache, OperatorCost
+from memfit.measure.probe import measured_costs
+from memfit.measure.signature import encode
+
+aten = torch.ops.aten
+X = torch.zeros(64, 64)
+RELU = encode(aten.relu.default, (X,), {})
+ADD = encode(aten.add.Tensor, (X, X), {})
+REJECTED = encode(aten.mm.default, (torch.zeros(2, 3), torch.zeros(2, 3)), {})
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> CostCache:
+    return CostCache("cpu", tmp_path)
+
+
+def cost_of(cache: CostCache, operator: Any, *args: Any, **kwargs: Any) -> OperatorCost:
+    signature = encode(operator, args, kwargs)
+    return measured_costs([signature], device="cpu", cache=cache)[signature]
+
+
+def convolution(groups: int = 1) -> tuple[Any, ...]:
+    weight = torch.zeros(16, 16 // groups, 3, 3)
+    return torch.zeros(4, 16, 32, 32), weight, None, [1, 1], [1, 1], [1, 1], False, [0, 0], groups
+
+
+def test_a_pointwise_operator_makes_its_output_and_nothing_else(cache: CostCache) -> None:
+    assert cost_of(cache, aten.relu.default, X) == OperatorCost(workspace_bytes=0, output_bytes=(X.nbytes,))
+
+
+def test_a_convolution_takes_a_workspace_beside_its_output(cache: CostCache) -> None:
+    cost = cost_of(cache, aten.convolution.default, *convolution())
+    assert cost.output_bytes == (4 * 16 * 32 * 32 * 4,)
+    assert cost.workspace_bytes > 0
+
+
+def test_the_workspace_is_what_a_real_call_rises_by(cache: CostCache) -> None:
+    from memfit.measure.peak import measure_peak
+
+    args = convolution()
+    aten.convolution.default(*args)
+    kept: list[torch.Tensor] = []
+    rise_bytes = measure_peak(lambda: kept.append(aten.convolution.default(*args)), resident=[]).peak_bytes
+    cost = cost_of(cache, aten.convolution.default, *args)
+    assert cost.workspace_bytes + sum(cost.output_bytes) == rise_bytes
+
+
+def test_several_outputs_are_told_in_their_order(cache: CostCache) -> None:
+    cost = cost_of(cache, aten.max_pool2d_with_indices.default, torch.zeros(2, 3, 8, 8), [2, 2])
+    assert cost.output_bytes == (2 * 3 * 4 * 4 * 4, 2 * 3 * 4 * 4 * 8)
+
+
+def test_a_view_makes_no_storage(cache: CostCache) -> None:
+    assert cost_of(cache, aten.t.default, X).output_bytes == ()
+
+
+def test_the_recurrent_layer_keeps_the_workspace_of_its_backward(cache: CostCache) -> None:
+    weights = (torch.zeros(32, 8), torch.zeros(32, 8), torch.zeros(32), torch.zeros(32))
+    states = (torch.zeros(2, 8), torch.zeros(2, 8))
+    flags = (False, [], 2, 8, 1, True, False, False, True)
+    cost = cost_of(cache, aten.mkldnn_rnn_layer.default, torch.zeros(5, 2, 8), *weights, *states, *flags)
+    assert len(cost.output_bytes) == 4
+    assert cost.output_bytes[-1] > 0
+
+
+def test_times_are_measured_only_when_asked_for(cache: CostCache) -> None:
+    assert cost_of(cache, aten.relu.default, X).time_us is None
+    timed = measured_costs([RELU], device="cpu", cache=cache, timed=True)[RELU]
+    assert timed.time_us is not None
+    assert timed.time_us > 0
+
+
+def test_a_timed_cost_answers_an_untimed_question(cache: CostCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed = OperatorCost(workspace_bytes=1, output_bytes=(2,), time_us=3.0)
+    cache.save({RELU: timed})
+    monkeypatch.setattr(probe, "_probe", _never)
+    assert measured_costs([RELU], device="cpu", cache=cache) == {RELU: timed}
+
+
+def _never(*_: object, **__: object) -> None:
+    pytest.fail("measured again")
+
+
+def test_a_known_cost_is_not_measured_again(cache: CostCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = measured_costs([RELU, ADD], device="cpu", cache=cache)
+    monkeypatch.setattr(probe, "_probe", _never)
+    assert measured_costs([ADD, RELU], device="cpu", cache=cache) == first
+
+
+def test_equal_signatures_are_measured_once(cache: CostCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    probed: list[str] = []
+
+    def counting(signature: str, *, timed: bool) -> OperatorCost:
+        probed.append(signature)
+        return OperatorCost(workspace_bytes=0, output_bytes=())
+
+    monkeypatch.setattr(probe, "_probe", counting)
+    measured_costs([RELU, ADD, RELU], device="cpu", cache=cache)
+    assert probed == [RELU, ADD]
+
+
+def test_a_damaged_cache_is_rebuilt(cache: CostCache, caplog: pytest.LogCaptureFixture) -> None:
+    cache.path.write_text('{"format": "memfit.costs", "ver')
+    found = measured_costs([RELU], device="cpu", cache=cache)
+    assert found[RELU].output_bytes == (X.nbytes,)
+    assert cache.load() == found
+
+
+def test_interrupted_measuring_keeps_what_was_measured(cache: CostCache) -> None:
+    def interrupt(done: int, _total: int) -> None:
+        if done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measured_costs([RELU, ADD], device="cpu", cache=cache, progress=interrupt)
+    assert list(cache.load()) == [RELU]
+
+
+def test_progress_is_told_for_what_has_to_be_measured(cache: CostCache) -> None:
+    measured_costs([RELU], device="cpu", cache=cache)
+    told: list[tuple[int, int]] = []
+    measured_costs([RELU, ADD, REJECTED], device="cpu", cache=cache, progress=lambda *each: told.append(each))
+    assert told == [(1, 2), (2, 2)]
+
+
+def test_an_operator_that_rejects_its_arguments_is_left_out(
+    cache: CostCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert list(measured_costs([REJECTED, RELU], device="cpu", cache=cache)) == [RELU]
+    assert "not measured (RuntimeError" in caplog.text
+
+
+def test_an_operator_this_torch_does_not_have_is_left_out(cache: CostCache) -> None:
+    foreign = '["aten.no_such_operator.default",[],{}]'
+    assert list(measured_costs([foreign, RELU], device="cpu", cache=cache)) == [RELU]
+
+
+def test_an_opaque_argument_of_unknown_size_is_not_passed_on(
+    cache: CostCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    opaque = encode(aten.relu.default, (torch.zeros(0, dtype=torch.uint8),), {})
+    assert measured_costs([opaque], device="cpu", cache=cache) == {}
+    assert "opaque" in caplog.text
+
+
+def test_what_is_too_big_for_this_machine_is_left_out(cache: CostCache, caplog: pytest.LogCaptureFixture) -> None:
+    with torch.device("meta"):
+        huge = torch.empty(2**20, 2**24)
+    signature = encode(aten.relu.default, (huge,), {}).replace("meta", "cpu")
+    assert measured_costs([signature], device="cpu", cache=cache) == {}
+    assert "too big to measure here" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "signature",
+    [encode(aten.bernoulli.p, (X, 0.5), {}), encode(aten.native_dropout.default, (X, 0.5, True), {}), REJECTED],
+    ids=["bernoulli", "dropout", "rejected"],
+)
+def test_the_generator_is_where_it_was(cache: CostCache, signature: str) -> None:
+    before = torch.get_rng_state()
+    measured_costs([signature], device="cpu", cache=cache, timed=True)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_grad_mode_is_as_it_was(cache: CostCache) -> None:
+    measured_costs([RELU, REJECTED], device="cpu", cache=cache)
+    assert torch.is_grad_enabled()
+
+
+def test_nothing_is_written_when_nothing_was_measured(cache: CostCache) -> None:
+    measured_costs([REJECTED], device="cpu", cache=cache)
+    assert not cache.path.exists()

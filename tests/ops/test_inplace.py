@@ -1,0 +1,99 @@
+from typing import Any
+
+import pytest
+import torch
+
+from memfit.ops.inplace import in_place_form
+
+aten = torch.ops.aten
+
+# Functional operators with what they take beside their first argument.
+POINTWISE: list[tuple[Any, tuple[Any, ...]]] = [
+    (aten.relu.default, ()),
+    (aten.sigmoid.default, ()),
+    (aten.tanh.default, ()),
+    (aten.silu.default, ()),
+    (aten.gelu.default, ()),
+    (aten.exp.default, ()),
+    (aten.neg.default, ()),
+    (aten.abs.default, ()),
+    (aten.hardswish.default, ()),
+    (aten.hardsigmoid.default, ()),
+    (aten.hardtanh.default, (-0.5, 0.5)),
+    (aten.leaky_relu.default, (0.1,)),
+    (aten.elu.default, (0.7,)),
+    (aten.clamp.default, (-0.5, 0.5)),
+    (aten.clamp_min.default, (0.1,)),
+    (aten.threshold.default, (0.2, -1.0)),
+    (aten.add.Scalar, (1,)),
+    (aten.mul.Scalar, (3,)),
+    (aten.add.Tensor, ("other",)),
+    (aten.sub.Tensor, ("other",)),
+    (aten.mul.Tensor, ("other",)),
+    (aten.div.Tensor, ("other",)),
+    (aten.addcmul.default, ("other", "other")),
+    (aten.lerp.Scalar, ("other", 0.3)),
+    (aten.masked_fill.Scalar, ("mask", 7.0)),
+    (aten.bernoulli.p, (0.3,)),
+]
+
+
+@pytest.mark.parametrize(
+    ("target", "form"),
+    [
+        (aten.relu.default, aten.relu_.default),
+        (aten.add.Tensor, aten.add_.Tensor),
+        (aten.mul.Tensor, aten.mul_.Tensor),
+        (aten.hardtanh.default, aten.hardtanh_.default),
+        (aten.bernoulli.p, aten.bernoulli_.float),
+    ],
+    ids=str,
+)
+def test_the_in_place_form_is_this(target: Any, form: Any) -> None:
+    assert in_place_form(target) is form
+
+
+@pytest.mark.xfail(strict=True, reason="the in-place overload has another name: pow_.Scalar")
+def test_a_power_has_an_in_place_form() -> None:
+    assert in_place_form(aten.pow.Tensor_Scalar) is aten.pow_.Scalar
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        aten.convolution.default,
+        aten.mm.default,
+        aten.native_batch_norm.default,
+        aten.native_layer_norm.default,
+        aten.max_pool2d_with_indices.default,
+        aten.cat.default,
+        aten.bernoulli.default,
+        aten.relu_.default,
+        torch.ops.prims.add.default,
+    ],
+    ids=str,
+)
+def test_there_is_no_in_place_form_of_this(target: Any) -> None:
+    assert in_place_form(target) is None
+
+
+@pytest.mark.parametrize("not_an_operator", [torch.relu, max, None, "aten.relu.default"], ids=repr)
+def test_what_is_no_operator_has_no_in_place_form(not_an_operator: object) -> None:
+    assert in_place_form(not_an_operator) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("target", "rest"), POINTWISE, ids=[str(target) for target, _ in POINTWISE])
+def test_the_in_place_form_gives_the_same_bits(target: Any, rest: tuple[Any, ...], dtype: torch.dtype) -> None:
+    value = torch.randn(37, 11).to(dtype)
+    named = {"other": torch.randn(37, 11).to(dtype), "mask": torch.rand(37, 11) > 0.5}
+    args = tuple(named.get(each, each) if isinstance(each, str) else each for each in rest)
+    form = in_place_form(target)
+    assert form is not None
+    torch.manual_seed(1)
+    expected = target(value, *args)
+    torch.manual_seed(1)
+    overwritten = value.clone()
+    result = form(overwritten, *args)
+    assert result.data_ptr() == overwritten.data_ptr()
+    assert torch.equal(result, expected)

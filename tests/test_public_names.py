@@ -1,0 +1,49 @@
+import inspect
+
+import pytest
+
+import memfit
+from memfit import errors
+
+PUBLIC_NAMES = [
+    "CaptureError",
+    "Estimate",
+    "ExecutionError",
+    "InvalidBudget",
+    "InvalidFile",
+    "InvalidInput",
+    "InvalidModel",
+    "InvalidSample",
+    "MemfitError",
+    "Sample",
+    "estimate",
+    "without_weights",
+]
+
+
+def test_the_public_names_are_these() -> None:
+    assert memfit.__all__ == PUBLIC_NAMES
+
+
+@pytest.mark.parametrize("name", PUBLIC_NAMES)
+def test_every_public_name_is_documented(name: str) -> None:
+    documentation = vars(memfit)[name].__doc__
+    assert documentation
+    assert not documentation.startswith(f"{name}("), "the docstring a dataclass makes by itself"
+
+
+def test_every_error_is_public_and_has_one_base() -> None:
+    raised = [value for value in vars(errors).values() if inspect.isclass(value)]
+    assert {error.__name__ for error in raised} <= set(memfit.__all__)
+    assert all(issubclass(error, memfit.MemfitError) for error in raised)
+
+
+def test_every_error_stands_in_the_tree_on_top_of_its_file() -> None:
+    tree = errors.__doc__ or ""
+    assert all(value.__name__ in tree for value in vars(errors).values() if inspect.isclass(value))
+
+
+def test_the_version_is_the_one_that_is_installed() -> None:
+    from importlib.metadata import version
+
+    assert memfit.__version__ == version("memfit")
