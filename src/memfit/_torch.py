@@ -3,7 +3,7 @@
 | name here | rests on | what we need from it |
 |---|---|---|
 | `export_joint` | `aot_export_joint_with_descriptors` | one ATen graph of forward and backward; `meta["desc"]` on placeholders and on the output node; `meta["custom"]`, `meta["seq_nr"]`, `meta["autograd_backward"]` on nodes |
-| `compile_joint` | `aot_compile_joint_with_descriptors` | turns a joint graph and a partition function into a callable with autograd |
+| `compile_joint` | `aot_compile_joint_with_descriptors`, `bw_donated_idxs` of its metadata | turns a joint graph and a partition function into a callable with autograd |
 | `split_joint` | `_extract_fwd_bwd_modules` | two graph modules from a joint graph and the list of saved nodes |
 | `eager_dispatch` | `no_python_dispatcher` | composite operators decompose as they do in the eager run, see Note [Eager decompositions] |
 | `annotation` | `torch.fx.traceback.annotate` | marks on the nodes that are created meanwhile |
@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+import torch._functorch.config
 import torch.fx.traceback
 from torch import fx, nn
 from torch._dispatch.python import no_python_dispatcher as eager_dispatch
@@ -82,9 +83,12 @@ def compile_joint(
     backward_compiler: Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """Turn a joint graph into a callable `(*parameters, *buffers, *args, **kwargs) -> outputs`."""
-    compiled: Callable[..., Any] = aot_compile_joint_with_descriptors(
-        joint, partition_fn=partition, fw_compiler=forward_compiler, bw_compiler=backward_compiler
-    )
+    # Donated buffers would forbid a second backward through a retained graph: none are donated.
+    joint._aot_state.fw_metadata.bw_donated_idxs = []
+    with torch._functorch.config.patch(donated_buffer=False):
+        compiled: Callable[..., Any] = aot_compile_joint_with_descriptors(
+            joint, partition_fn=partition, fw_compiler=forward_compiler, bw_compiler=backward_compiler
+        )
     return compiled
 
 

@@ -62,7 +62,7 @@ CALLS: dict[str, tuple[Any, Any]] = {
     "a counter": (lambda m, x: (m.count.add_(1), m.linear(x))[1], batch()),
     "dropout": (lambda m, x: F.dropout(m.linear(x), 0.5), batch()),
     "autocast inside": (lambda m, x: _in_bfloat16(m, x), batch()),
-    "in-place": (lambda m, x: F.relu(m.linear(x), inplace=True).mul_(2), batch()),
+    "in-place": (lambda m, x: F.relu(m.linear(x).mul_(2), inplace=True), batch()),
     "no grad inside": (lambda m, x: m.linear(x) + _without_grad(m, x), batch()),
     "detached": (lambda m, x: m.linear(x).sigmoid() * m.second(x).detach(), batch()),
     "views": (lambda m, x: m.linear(x).view(2, 2, 8).transpose(0, 1)[1:].flatten(), batch()),

@@ -4,8 +4,21 @@ import sys
 
 import pytest
 import torch
+from command_line import Program, folder_with_net
 
 import memfit
+from memfit import api
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    return folder_with_net(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def run_memfit(monkeypatch, capsys):
+    return Program(monkeypatch, capsys)
+
 
 NET = ("estimate", "--model", "./net.py:make_model", "--no-measure")
 WITH_INPUT = (*NET, "--input", "4x8")
@@ -202,7 +215,7 @@ def test_an_interrupt_is_one_line_and_code_130(run_memfit, monkeypatch):
     def interrupted(*_args, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(memfit, "estimate", interrupted)
+    monkeypatch.setattr(api, "estimate", interrupted)
     outcome = run_memfit(*WITH_INPUT)
     assert outcome.code == 130
     assert outcome.err.splitlines()[-1] == "interrupted"
@@ -213,7 +226,7 @@ def test_a_bug_is_not_mistaken_for_a_step_that_does_not_fit(run_memfit, monkeypa
     def broken(*_args, **_options):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(memfit, "estimate", broken)
+    monkeypatch.setattr(api, "estimate", broken)
     outcome = run_memfit(*WITH_INPUT)
     assert outcome.code == 70
     assert "RuntimeError: a bug" in outcome.err

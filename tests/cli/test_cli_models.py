@@ -4,12 +4,18 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from command_line import folder_with_net
 from torch import nn
 
 import memfit
 from memfit import _torch
 from memfit.cli.models import find_model, parse_model
 from memfit.errors import InvalidModel
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    return folder_with_net(tmp_path, monkeypatch)
 
 
 def built(text, dtype=None):

@@ -3,9 +3,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import folder_with_net
 
 from memfit.cli.reference import load, parse
 from memfit.errors import InvalidModel
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    return folder_with_net(tmp_path, monkeypatch)
 
 
 def parsed(text):

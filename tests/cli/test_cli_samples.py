@@ -1,10 +1,16 @@
 import pytest
 import torch
+from command_line import folder_with_net
 
 import memfit
 from memfit.cli import reference as references
 from memfit.cli.samples import Input, build_sample, call_sample, parse_input, parse_inputs, parse_sample
 from memfit.errors import InvalidSample
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    return folder_with_net(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
 import pytest
+from handmade_estimate import make_estimate
 
 from memfit.errors import InvalidBudget
 from memfit.report.limit import Limit
@@ -18,7 +19,7 @@ def test_a_step_fits_up_to_the_last_byte(peak_bytes, fits):
     assert limit.verdict(peak_bytes).startswith("FITS" if fits else "DOES NOT FIT")
 
 
-def test_a_limit_agrees_with_the_estimate(make_estimate):
+def test_a_limit_agrees_with_the_estimate():
     estimate = make_estimate(["a", "b"])
     for device in ("T4", "1KiB", str(estimate.peak_bytes), str(estimate.peak_bytes - 1)):
         assert Limit.of(device).fits(estimate.peak_bytes) is estimate.fits(device)

@@ -5,6 +5,7 @@ import json
 import re
 
 import pytest
+from handmade_estimate import make_estimate
 
 from memfit.report import page
 from memfit.report.limit import Limit
@@ -42,7 +43,7 @@ class Reader(html.parser.HTMLParser):
         return json.loads(self.scripts[0])
 
 
-def test_every_element_is_closed_and_everything_is_said(make_estimate):
+def test_every_element_is_closed_and_everything_is_said():
     estimate = make_estimate(STAGES, notes=("a note for readers",))
     reader = Reader(page.render(estimate))
     assert reader.open == []
@@ -61,14 +62,14 @@ def test_every_element_is_closed_and_everything_is_said(make_estimate):
         assert expected in words, expected
 
 
-def test_the_page_needs_nothing_from_elsewhere(make_estimate):
+def test_the_page_needs_nothing_from_elsewhere():
     text = page.render(make_estimate(STAGES), Limit.of("T4"))
     assert not re.search(r"https?:|//[a-z]|@import|url\(", text)
     for _, attributes in Reader(text).elements:
         assert not {"src", "href"} & attributes.keys()
 
 
-def test_the_policy_allows_the_one_script_there_is(make_estimate):
+def test_the_policy_allows_the_one_script_there_is():
     reader = Reader(page.render(make_estimate(STAGES)))
     policy = next(attrs["content"] for tag, attrs in reader.elements if "http-equiv" in attrs)
     digest = base64.b64encode(hashlib.sha256(reader.scripts[1].encode()).digest()).decode()
@@ -77,7 +78,7 @@ def test_the_policy_allows_the_one_script_there_is(make_estimate):
     assert len(reader.scripts) == 2
 
 
-def test_the_data_are_the_moments_of_the_step(make_estimate):
+def test_the_data_are_the_moments_of_the_step():
     estimate = make_estimate(STAGES)
     data = Reader(page.render(estimate)).data()
     assert data["count"] == len(data["points"]) == len(estimate.timeline.moments)
@@ -89,7 +90,7 @@ def test_the_data_are_the_moments_of_the_step(make_estimate):
     assert (peak["operation"], peak["module"]) == ("backward_4", "stage5")
 
 
-def test_a_long_step_stays_a_small_file_with_its_exact_peak(make_estimate):
+def test_a_long_step_stays_a_small_file_with_its_exact_peak():
     estimate = make_estimate([f"layers.{i}" for i in range(5000)])
     text = page.render(estimate)
     data = Reader(text).data()
@@ -99,7 +100,7 @@ def test_a_long_step_stays_a_small_file_with_its_exact_peak(make_estimate):
     assert sum(data["points"][data["peak"]]["sizes"]) == estimate.peak_bytes
 
 
-def test_names_are_text_and_never_markup(make_estimate):
+def test_names_are_text_and_never_markup():
     estimate = make_estimate([EVIL, *STAGES], model=EVIL, notes=(EVIL,))
     reader = Reader(page.render(estimate))
     assert len([tag for tag, _ in reader.elements if tag == "script"]) == 2
@@ -110,14 +111,14 @@ def test_names_are_text_and_never_markup(make_estimate):
 
 
 @pytest.mark.parametrize(("device", "verdict"), [("1GiB", "fits"), ("1KiB", "too-big")])
-def test_the_verdict_and_its_colour(make_estimate, device, verdict):
+def test_the_verdict_and_its_colour(device, verdict):
     estimate = make_estimate(STAGES)
     reader = Reader(page.render(estimate, Limit.of(device)))
     assert f"verdict {verdict}" in [attributes.get("class") for _, attributes in reader.elements]
     assert Limit.of(device).verdict(estimate.peak_bytes) in reader.words
 
 
-def test_a_limit_is_drawn_or_said_to_be_above(make_estimate):
+def test_a_limit_is_drawn_or_said_to_be_above():
     estimate = make_estimate(STAGES)
     near, far = (page.render(estimate, Limit.of(device)) for device in (str(estimate.peak_bytes), "T4"))
     assert 'class="limit"' in near
@@ -125,7 +126,7 @@ def test_a_limit_is_drawn_or_said_to_be_above(make_estimate):
     assert "lies above this chart" in far
 
 
-def test_the_chart_can_be_used_from_the_keyboard(make_estimate):
+def test_the_chart_can_be_used_from_the_keyboard():
     text = page.render(make_estimate(STAGES))
     plot = next(attributes for _, attributes in Reader(text).elements if attributes.get("id") == "plot")
     assert (plot["tabindex"], plot["role"]) == ("0", "slider")
@@ -135,11 +136,11 @@ def test_the_chart_can_be_used_from_the_keyboard(make_estimate):
         assert key in text
 
 
-def test_the_page_is_the_same_every_time(make_estimate):
+def test_the_page_is_the_same_every_time():
     assert page.render(make_estimate(STAGES)) == page.render(make_estimate(STAGES))
 
 
-def test_light_dark_and_small_screens_are_thought_of(make_estimate):
+def test_light_dark_and_small_screens_are_thought_of():
     text = page.render(make_estimate(STAGES))
     assert "prefers-color-scheme: dark" in text
     assert 'name="viewport"' in text

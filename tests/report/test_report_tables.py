@@ -1,6 +1,7 @@
 import io
 
 import pytest
+from handmade_estimate import make_estimate
 from rich.console import Console
 
 from memfit.report.limit import Limit
@@ -17,7 +18,7 @@ def printed(estimate, limit=None, *, width=80, encoding="utf-8", **options):
     return stream.buffer.getvalue().decode(encoding)
 
 
-def test_everything_is_said(make_estimate):
+def test_everything_is_said():
     estimate = make_estimate(STAGES, notes=("a note for readers",))
     text = printed(estimate)
     for words in (
@@ -38,16 +39,16 @@ def test_everything_is_said(make_estimate):
 
 
 @pytest.mark.parametrize(("device", "words"), [("1GiB", "FITS 1.00 GiB with"), ("1KiB", "DOES NOT FIT 1.00 KiB: ")])
-def test_the_verdict(make_estimate, device, words):
+def test_the_verdict(device, words):
     assert words in printed(make_estimate(STAGES), Limit.of(device))
 
 
-def test_without_a_limit_there_is_no_verdict(make_estimate):
+def test_without_a_limit_there_is_no_verdict():
     assert "FIT" not in printed(make_estimate(STAGES))
 
 
 @pytest.mark.parametrize("width", [20, 32, 40, 60, 80, 100, 120, 200])
-def test_no_line_is_wider_than_the_terminal_and_no_size_is_lost(make_estimate, width):
+def test_no_line_is_wider_than_the_terminal_and_no_size_is_lost(width):
     estimate = make_estimate([f"encoder.{stage}.with_a_long_name" for stage in STAGES], notes=("word " * 30,))
     text = printed(estimate, Limit.of("A100-40GB"), width=width)
     assert max(len(line.rstrip()) for line in text.splitlines()) <= width
@@ -55,18 +56,18 @@ def test_no_line_is_wider_than_the_terminal_and_no_size_is_lost(make_estimate, w
         assert format_bytes(size_bytes) in text
 
 
-def test_wide_terminals_get_a_column_for_every_fact(make_estimate):
+def test_wide_terminals_get_a_column_for_every_fact():
     header = next(line for line in printed(make_estimate(STAGES), width=140).splitlines() if "made by" in line)
     assert header.split() == ["size", "kind", "shape", "dtype", "made", "by", "source"]
 
 
-def test_a_terminal_without_blocks_gets_plain_letters(make_estimate):
+def test_a_terminal_without_blocks_gets_plain_letters():
     assert "####" in printed(make_estimate(STAGES), encoding="ascii")
 
 
-def test_names_are_text_and_not_markup(make_estimate):
+def test_names_are_text_and_not_markup():
     assert "[bold red]stage" in printed(make_estimate(["[bold red]stage", *STAGES]), width=140)
 
 
-def test_the_number_of_rows(make_estimate):
+def test_the_number_of_rows():
     assert printed(make_estimate(STAGES), top=2).count("activation 1024 float32") == 2

@@ -1,6 +1,7 @@
 import re
 
 import pytest
+from handmade_estimate import make_estimate
 
 from memfit.ir import Kind
 from memfit.plan.simulate import Moment
@@ -38,14 +39,14 @@ def test_a_valley_between_two_drawn_points_is_kept():
     assert 537 in timeline.kept_positions(moments(heights), 0, most_points=100)
 
 
-def test_the_peak_is_marked_where_it_is(make_estimate):
+def test_the_peak_is_marked_where_it_is():
     estimate = make_estimate([f"layers.{i}" for i in range(3000)])
     drawing = timeline.draw(estimate)
     assert len(drawing.points) < drawing.moment_count == 6001
     assert drawing.points[drawing.peak_index].moment == estimate.timeline.peak
 
 
-def test_regions_cover_the_width_and_none_is_too_narrow_to_see(make_estimate):
+def test_regions_cover_the_width_and_none_is_too_narrow_to_see():
     regions = timeline.draw(make_estimate([f"layers.{i}" for i in range(1000)])).regions
     assert [region.phase for region in regions] == ["forward", "backward", "optimizer"]
     assert regions[0].left == 0
@@ -57,7 +58,7 @@ def highest(path):
     return timeline.HEIGHT - min(float(value) for value in re.findall(r"V([\d.]+)", path))
 
 
-def test_bands_are_stacked_up_to_the_peak(make_estimate):
+def test_bands_are_stacked_up_to_the_peak():
     estimate = make_estimate(STAGES)
     drawing = timeline.draw(estimate)
     tops = [highest(band.path) for band in drawing.bands]
@@ -68,12 +69,12 @@ def test_bands_are_stacked_up_to_the_peak(make_estimate):
     assert tops[0] / tops[-1] == pytest.approx(parameter_bytes / estimate.peak_bytes, abs=1e-3)
 
 
-def test_a_kind_that_never_occurs_is_not_drawn(make_estimate):
+def test_a_kind_that_never_occurs_is_not_drawn():
     assert "buffer" not in [band.kind for band in timeline.draw(make_estimate(STAGES)).bands]
 
 
 @pytest.mark.parametrize(("limit_share", "drawn"), [(0.5, True), (1.0, True), (2.0, True), (100.0, False)])
-def test_a_limit_is_a_line_unless_it_would_press_the_curve_flat(make_estimate, limit_share, drawn):
+def test_a_limit_is_a_line_unless_it_would_press_the_curve_flat(limit_share, drawn):
     estimate = make_estimate(STAGES)
     limit = Limit.of(str(int(estimate.peak_bytes * limit_share)))
     drawing = timeline.draw(estimate, limit)
@@ -84,7 +85,7 @@ def test_a_limit_is_a_line_unless_it_would_press_the_curve_flat(make_estimate, l
         assert drawing.limit.bottom / drawing.peak.bottom == pytest.approx(limit_share, rel=1e-2)
 
 
-def test_ticks_are_few_and_inside(make_estimate):
+def test_ticks_are_few_and_inside():
     ticks = timeline.draw(make_estimate(STAGES)).ticks
     assert ticks[0].label == "0"
     assert 2 <= len(ticks) <= 7

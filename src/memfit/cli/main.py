@@ -5,6 +5,7 @@ be used, 70 a bug in memfit, 130 interrupted.
 """
 
 import contextlib
+import importlib.metadata
 import json
 import sys
 import traceback
@@ -17,7 +18,8 @@ import torch
 import typer
 from rich.console import Console
 
-import memfit
+from memfit import api
+from memfit.capture.fakes import without_weights
 from memfit.cli import reference as references
 from memfit.cli.models import find_model, parse_model
 from memfit.cli.progress import Display, display
@@ -75,7 +77,7 @@ def _exit_with(code: int, message: str) -> NoReturn:
 
 def _print_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"memfit {memfit.__version__}")
+        typer.echo(f"memfit {importlib.metadata.version('memfit')}")
         raise typer.Exit
 
 
@@ -203,7 +205,7 @@ def _estimated(
     shown.doing("building the model")
     factory = find_model(model_name)
     make_sample = references.load(wanted) if isinstance(wanted, Reference) else None
-    with memfit.without_weights():  # one context for both: tensors of two cannot meet
+    with without_weights():  # one context for both: tensors of two cannot meet
         model = factory.build(dtype)
         if isinstance(wanted, Reference):
             sample = call_sample(wanted, make_sample, dtype)
@@ -211,7 +213,7 @@ def _estimated(
             sample = build_sample(wanted, dtype)
     shown.doing("tracing a training step")
     device = limit.label if limit is not None and limit.is_device else None
-    return memfit.estimate(model, sample, optimizer=optimizer, device=device, measure=measure, progress=shown.measured)
+    return api.estimate(model, sample, optimizer=optimizer, device=device, measure=measure, progress=shown.measured)
 
 
 @contextlib.contextmanager

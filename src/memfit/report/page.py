@@ -7,11 +7,11 @@ script run and nothing be loaded.
 
 import base64
 import hashlib
+import importlib.metadata
 import importlib.resources
 
 import jinja2
 
-from memfit import __version__
 from memfit.estimate import Estimate
 from memfit.ir import Kind
 from memfit.report import breakdown, timeline
@@ -25,7 +25,7 @@ def render(estimate: Estimate, limit: Limit | None = None, *, top: int = 10, dep
     """The page of an estimate, held against `limit` if there is one."""
     drawing = timeline.draw(estimate, limit)
     return _template().render(
-        version=__version__,
+        version=importlib.metadata.version("memfit"),
         estimate=estimate,
         model=breakdown.printable(estimate.model),
         step=breakdown.step_words(estimate),

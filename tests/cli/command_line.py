@@ -1,6 +1,7 @@
+"""A model to name on the command line, and the program to name it to."""
+
 import dataclasses
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,30 +60,32 @@ number = 3
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
+    """How a run ended."""
+
     code: int
     out: str
     err: str
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current folder with net.py in it; imports and measurements leave no trace outside."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MEMFIT_CACHE_DIR", str(tmp_path / "cache"))
+def folder_with_net(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Go to a folder with net.py in it; imports and measurements leave no trace outside."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("MEMFIT_CACHE_DIR", str(folder / "cache"))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "net.py").write_text(NET)
-    return tmp_path
+    (folder / "net.py").write_text(NET)
+    return folder
 
 
-@pytest.fixture
-def run_memfit(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
-    """Run the program as a user does, and say how it ended."""
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """Memfit as a user runs it."""
 
-    def run(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["memfit", *arguments])
+    monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str]
+
+    def __call__(self, *arguments: str) -> Outcome:
+        self.monkeypatch.setattr(sys, "argv", ["memfit", *arguments])
         with pytest.raises(SystemExit) as ended:
             main.run()
-        captured = capsys.readouterr()
+        captured = self.capsys.readouterr()
         return Outcome(ended.value.code or 0, captured.out, captured.err)
-
-    return run

@@ -1,6 +1,4 @@
-from collections.abc import Callable
-
-import pytest
+"""An estimate made by hand, without a model."""
 
 from memfit.estimate import Estimate, ParameterCount
 from memfit.ir import Graph, Kind, Operation, OptimizerMemory, Phase, Storage
@@ -61,26 +59,22 @@ def chain(modules: list[str]) -> Graph:
     )
 
 
-@pytest.fixture
-def make_estimate() -> Callable[..., Estimate]:
+def make_estimate(
+    modules: list[str], *, state_bytes: int = 3 * KIB, model: str = "Net", notes: tuple[str, ...] = ()
+) -> Estimate:
     """An estimate of a chain of modules, without torch."""
-
-    def make(
-        modules: list[str], *, state_bytes: int = 3 * KIB, model: str = "Net", notes: tuple[str, ...] = ()
-    ) -> Estimate:
-        graph = chain(modules)
-        return Estimate(
-            model=model,
-            optimizer="sgd" if state_bytes else None,
-            device="cpu",
-            graph=graph,
-            timeline=simulate(graph, identity_program(graph), optimizer=OptimizerMemory(state_bytes=state_bytes)),
-            parameters=(
-                ParameterCount(dtype="float32", trainable=True, count=1000, size_bytes=4000),
-                ParameterCount(dtype="bfloat16", trainable=False, count=50, size_bytes=100),
-            ),
-            workspaces_measured=False,
-            notes=notes,
-        )
-
-    return make
+    graph = chain(modules)
+    optimizer = OptimizerMemory(state_bytes=state_bytes)
+    return Estimate(
+        model=model,
+        optimizer="sgd" if state_bytes else None,
+        device="cpu",
+        graph=graph,
+        timeline=simulate(graph, identity_program(graph), optimizer=optimizer),
+        parameters=(
+            ParameterCount(dtype="float32", trainable=True, count=1000, size_bytes=4000),
+            ParameterCount(dtype="bfloat16", trainable=False, count=50, size_bytes=100),
+        ),
+        workspaces_measured=False,
+        notes=notes,
+    )

@@ -1,0 +1,82 @@
+"""Values that are the same in every step are known; all others fail the capture with a place and a reason."""
+
+from typing import Any
+
+import pytest
+import torch
+from capturing import assert_computes_what_eager_computes, captured
+from torch import nn
+
+from memfit.errors import CaptureError
+
+
+class Asking(nn.Module):
+    """Goes left or right by the answer to a question about a tensor."""
+
+    def __init__(self, question: Any) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("flag", torch.ones(()))
+        self.question = question
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.question(self, x):
+            return self.left(x)
+        return self.right(x)
+
+
+def zeros_then(change: Any) -> Any:
+    def question(model: Asking, x: torch.Tensor) -> torch.Tensor:
+        zeros = torch.zeros(4)
+        change(zeros, x)
+        return zeros.sum() > 0
+
+    return question
+
+
+KNOWN = {
+    "a range": lambda m, x: torch.arange(4).sum() == 6,
+    "a range that says no": lambda m, x: torch.arange(4).sum() == 7,
+    "a literal": lambda m, x: torch.tensor(1.0) > 0,
+    "an item": lambda m, x: torch.full((2,), 3).sum().item() == 6,
+    "the shape of the batch": lambda m, x: torch.arange(x.shape[0]).max() == 1,
+    "overwritten with the known": zeros_then(lambda zeros, x: zeros.add_(1)),
+    "a part overwritten with the known": zeros_then(lambda zeros, x: zeros[1:].fill_(2)),
+    "ones like the batch": lambda m, x: (torch.ones(x.shape).cumsum(0) == 2).any(),
+}
+
+
+@pytest.mark.parametrize("question", KNOWN.values(), ids=KNOWN)
+def test_a_question_about_a_known_value_is_answered(question: Any) -> None:
+    assert_computes_what_eager_computes(Asking(question), torch.randn(2, 4))
+
+
+UNKNOWN = {
+    "the batch": lambda m, x: x.sum() > 0,
+    "a parameter": lambda m, x: m.left.weight.sum() > 0,
+    "a buffer": lambda m, x: m.flag > 0,
+    "a random number": lambda m, x: torch.rand(()) > 0.5,
+    "randomly overwritten": zeros_then(lambda zeros, x: zeros.bernoulli_(0.5)),
+    "overwritten with the batch": zeros_then(lambda zeros, x: zeros.copy_(x[0])),
+    "a view overwritten with the batch": zeros_then(lambda zeros, x: zeros[1:].add_(x[0, 1:])),
+    "one element overwritten with the batch": zeros_then(lambda zeros, x: zeros.__setitem__(0, x[0, 0])),
+    "overwritten by way of .data": zeros_then(lambda zeros, x: zeros.data.copy_(x[0])),
+    "written to as out=": zeros_then(lambda zeros, x: torch.add(x[0], 1, out=zeros)),
+    "overwritten in a list": zeros_then(lambda zeros, x: torch._foreach_add_([zeros], [x[0]])),
+}
+
+
+@pytest.mark.parametrize("question", UNKNOWN.values(), ids=UNKNOWN)
+def test_a_question_about_any_other_value_fails_the_capture(question: Any) -> None:
+    with pytest.raises(CaptureError, match="depends on the batch or on the weights"):
+        captured(Asking(question), torch.randn(2, 4))
+
+
+@pytest.mark.xfail(strict=True, raises=CaptureError, reason="tolist() asks in a way that is not answered")
+def test_a_known_value_may_be_asked_as_a_list() -> None:
+    captured(Asking(lambda m, x: torch.arange(2).tolist() == [0, 1]), torch.randn(2, 4))
+
+
+def test_a_known_value_that_is_too_big_is_not_computed() -> None:
+    with pytest.raises(CaptureError):
+        captured(Asking(lambda m, x: torch.zeros(2**20 + 1).sum() == 0), torch.randn(2, 4))
