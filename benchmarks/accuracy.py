@@ -74,7 +74,7 @@ def _line(result: CaseResult) -> str:
 
 
 def _estimate_table(results: list[CaseResult]) -> Table:
-    table = Table(title="Peak of a whole training step, estimated before it runs against measured")
+    table = Table(title="Peak of a whole step, estimated before it runs and measured")
     for heading in ("case", "optimizer", "estimated", "measured", "error", "peak in"):
         table.add_column(heading, justify="left" if heading in ("case", "optimizer", "peak in") else "right")
     for result in results:
@@ -91,16 +91,14 @@ def _estimate_table(results: list[CaseResult]) -> Table:
 
 
 def _round_trip_table(results: list[CaseResult]) -> Table:
-    table = Table(title="The captured graphs behind the model's own forward, against eager (forward and backward)")
-    for heading in ("case", "capture", "loss", "gradients", "buffers", "RNG", "eager peak", "captured", "change"):
-        table.add_column(heading, justify="left" if heading == "case" else "right")
-    table.add_column("eager step", justify="right")
-    table.add_column("time ratio", justify="right")
+    table = Table(title="Captured graphs against eager, forward and backward; equal: loss, gradients, buffers, RNG")
+    for heading in ("case", "capture", "equal", "eager peak", "captured", "change", "eager step", "ratio"):
+        table.add_column(heading, justify="left" if heading == "case" else "right", no_wrap=True)
     for result in results:
         table.add_row(
             result.case,
             f"{result.capture_s:.1f} s",
-            *(_mark(flag) for flag in (result.loss, result.gradients, result.buffers, result.generator)),
+            "all" if result.is_equal else f"[red]{', '.join(result.differing)} DIFFER[/red]",
             format_bytes(result.eager_peak_bytes),
             format_bytes(result.captured_peak_bytes),
             f"{result.captured_peak_bytes / result.eager_peak_bytes - 1:+.2%}",
@@ -108,10 +106,6 @@ def _round_trip_table(results: list[CaseResult]) -> Table:
             f"{result.time_ratio:.3f}",
         )
     return table
-
-
-def _mark(is_equal: bool) -> str:
-    return "equal" if is_equal else "[red]DIFFERS[/red]"
 
 
 def _verdict(results: list[CaseResult]) -> str:

@@ -50,8 +50,13 @@ class CaseResult:
     time_ratio: float  # median over interleaved pairs of steps
 
     @property
+    def differing(self) -> list[str]:
+        """What does not equal eager bit for bit."""
+        return [name for name in ("loss", "gradients", "buffers", "generator") if not getattr(self, name)]
+
+    @property
     def is_equal(self) -> bool:
-        return self.loss and self.gradients and self.buffers and self.generator
+        return not self.differing
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> Self:

@@ -122,8 +122,8 @@ def _gpt2(batch_size: int, *, tokens: int, layers: int) -> Case:
     def make_model() -> nn.Module:
         from transformers import GPT2Config, GPT2LMHeadModel
 
-        model = GPT2LMHeadModel(GPT2Config(n_layer=layers, use_cache=False)).train()
-        model.loss_type = "ForCausalLM"
+        model: nn.Module = GPT2LMHeadModel(GPT2Config(n_layer=layers, use_cache=False)).train()
+        model.loss_type = "ForCausalLM"  # type: ignore[assignment]
         return model
 
     return _language_case("GPT-2", batch_size, make_model, tokens, 50257)
@@ -133,7 +133,8 @@ def _bert(batch_size: int, *, tokens: int) -> Case:
     def make_model() -> nn.Module:
         from transformers import BertConfig, BertForMaskedLM
 
-        return BertForMaskedLM(BertConfig()).train()
+        model: nn.Module = BertForMaskedLM(BertConfig()).train()
+        return model
 
     return _language_case("BERT", batch_size, make_model, tokens, 30522)
 
@@ -181,4 +182,5 @@ class LSTMLanguageModel(nn.Module):
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         states, _ = self.lstm(self.dropout(self.embedding(words)))
-        return self.decoder(self.dropout(states))
+        logits: torch.Tensor = self.decoder(self.dropout(states))
+        return logits

@@ -1,5 +1,7 @@
 """The classic UNet: four levels down, four up, skip connections by concatenation."""
 
+from itertools import pairwise
+
 import torch
 from torch import nn
 
@@ -11,11 +13,9 @@ class UNet(nn.Module):
         super().__init__()
         widths = [width * 2**level for level in range(5)]
         self.stem = _convolutions(in_channels, widths[0])
-        self.down = nn.ModuleList(_convolutions(*pair) for pair in zip(widths, widths[1:], strict=False))
+        self.down = nn.ModuleList(_convolutions(*pair) for pair in pairwise(widths))
         self.pool = nn.MaxPool2d(2)
-        self.grow = nn.ModuleList(
-            nn.ConvTranspose2d(wide, narrow, 2, stride=2) for narrow, wide in zip(widths, widths[1:], strict=False)
-        )
+        self.grow = nn.ModuleList(nn.ConvTranspose2d(wide, narrow, 2, stride=2) for narrow, wide in pairwise(widths))
         self.up = nn.ModuleList(_convolutions(2 * narrow, narrow) for narrow in widths[:-1])
         self.head = nn.Conv2d(widths[0], classes, 1)
 
@@ -27,7 +27,8 @@ class UNet(nn.Module):
             features = down(self.pool(features))
         for grow, up in zip(reversed(self.grow), reversed(self.up), strict=True):
             features = up(torch.cat([skips.pop(), grow(features)], dim=1))
-        return self.head(features)
+        classes: torch.Tensor = self.head(features)
+        return classes
 
 
 def _convolutions(in_channels: int, out_channels: int) -> nn.Sequential:

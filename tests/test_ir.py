@@ -77,7 +77,9 @@ SMALL = Graph(
         Storage(name="mul", size_bytes=8, kind=Kind.OUTPUT, dtype="float32", shape=(2,)),
     ),
     operations=(
-        Operation(name="mul", target="aten.mul.Tensor", phase=Phase.FORWARD, inputs=(0,), outputs=(1,), overwrites=None),
+        Operation(
+            name="mul", target="aten.mul.Tensor", phase=Phase.FORWARD, inputs=(0,), outputs=(1,), overwrites=None
+        ),
     ),
     resident=(0,),
     tangents=(),
@@ -127,7 +129,9 @@ def test_data_cannot_be_changed(data: Any) -> None:
 
 
 @pytest.mark.parametrize("read", [Graph.from_json, Program.from_json])
-@pytest.mark.parametrize("text", ["", "{", "null", "[]", "3", '"graph"', "{}", '{"format": "memfit.other", "version": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "null", "[]", "3", '"graph"', "{}", '{"format": "memfit.other", "version": 1}']
+)
 def test_a_foreign_file_is_refused(read: Any, text: str) -> None:
     with pytest.raises(InvalidFile, match=r"not a memfit\.(graph|program) file"):
         read(text)
@@ -201,7 +205,9 @@ def test_a_storage_without_a_real_size_is_refused(replacement: dict[str, object]
         Graph.from_json(changed(SMALL.to_json(), storages=[storage, storage]))
 
 
-@pytest.mark.parametrize("instruction", [["send", 0], ["free"], ["free", -1], ["free", "x"], ["free", 0, 1], [], 3, None])
+@pytest.mark.parametrize(
+    "instruction", [["send", 0], ["free"], ["free", -1], ["free", "x"], ["free", 0, 1], [], 3, None]
+)
 def test_a_damaged_instruction_is_refused(instruction: object) -> None:
     with pytest.raises(InvalidFile, match="damaged program"):
         Program.from_json(changed(LINE.to_json(), forward=[instruction]))

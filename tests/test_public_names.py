@@ -17,6 +17,8 @@ PUBLIC_NAMES = [
     "MemfitError",
     "Sample",
     "estimate",
+    "fit",
+    "remove",
     "without_weights",
 ]
 

@@ -1,3 +1,5 @@
+import contextlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,10 +78,8 @@ def test_what_is_written_reads_back_within_its_last_digit(size_bytes: int) -> No
 
 @given(st.text() | st.from_regex(r"[0-9.]{0,6} ?[KMGTkmgtiIbB]{0,3}", fullmatch=True))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    try:
+    with contextlib.suppress(InvalidBudget):
         assert parse_bytes(text) >= 0
-    except InvalidBudget as error:
-        assert str(error)
 
 
 @pytest.mark.xfail(strict=True, reason="int() cuts what is positive but less than one byte to zero")

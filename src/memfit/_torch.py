@@ -1,11 +1,28 @@
 """Every private interface of torch that memfit touches, and what we rely on.
 
-| name here | rests on | what we need from it |
-|---|---|---|
-| `export_joint` | `aot_export_joint_with_descriptors` | one ATen graph of forward and backward; `meta["desc"]` on placeholders and on the output node; `meta["custom"]`, `meta["seq_nr"]`, `meta["autograd_backward"]` on nodes |
-| `compile_joint` | `aot_compile_joint_with_descriptors`, `bw_donated_idxs` of its metadata | turns a joint graph and a partition function into a callable with autograd |
-| `split_joint` | `_extract_fwd_bwd_modules` | two graph modules from a joint graph and the list of saved nodes |
-| `eager_dispatch` | `no_python_dispatcher` | composite operators decompose as they do in the eager run, see Note [Eager decompositions] |
+`export_joint` rests on `aot_export_joint_with_descriptors`
+    One ATen graph of forward and backward; `meta["desc"]` on placeholders and on the output node;
+    `meta["custom"]` and `meta["autograd_backward"]` on the other nodes.
+`compile_joint` rests on `aot_compile_joint_with_descriptors`, `fw_metadata.bw_donated_idxs`
+    Turns a joint graph and a partition function into a callable with autograd.
+`split_joint` rests on `_extract_fwd_bwd_modules`
+    Two graph modules from a joint graph and the list of saved nodes.
+`eager_dispatch` rests on `no_python_dispatcher`
+    Composite operators decompose as in the eager run, see Note [Eager decompositions].
+`annotation` rests on `torch.fx.traceback.annotate`
+    Marks on the nodes that are created meanwhile.
+`no_modes` rests on `_disable_current_modes`
+    Compute on real tensors while a trace is running.
+`below_autograd` rests on `_AutoDispatchBelowAutograd`
+    Operators run without being recorded for autograd, with grad mode left on.
+`tracing_flags` rests on `torch.compiler._is_compiling_flag`
+    Libraries ask it before they look at values.
+`plain_function` rests on `OpOverload._op`
+    The operator without the Python wrapper around it.
+`memory_events` rests on `profile.kineto_results`
+    Allocator events in order, see `measure/peak.py`.
+
+Note [Eager decompositions] |
 | `annotation` | `torch.fx.traceback.annotate` | marks on the nodes that are created meanwhile |
 | `no_modes` | `_disable_current_modes` | compute on real tensors while a trace is running |
 | `tracing_flags` | `torch.compiler._is_compiling_flag` | libraries ask it before they look at values |
@@ -31,11 +48,8 @@ import torch._functorch.config
 import torch.fx.traceback
 from torch import fx, nn
 from torch._dispatch.python import no_python_dispatcher as eager_dispatch
-from torch._functorch.aot_autograd import (
-    JointWithDescriptors,
-    aot_compile_joint_with_descriptors,
-    aot_export_joint_with_descriptors,
-)
+from torch._functorch._aot_autograd.schemas import JointWithDescriptors
+from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 from torch._functorch.partitioners import _extract_fwd_bwd_modules
 from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import (
@@ -79,15 +93,18 @@ def export_joint(
 def compile_joint(
     joint: JointWithDescriptors,
     partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]],
-    forward_compiler: Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]],
-    backward_compiler: Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]],
+    compiler: Callable[[fx.GraphModule], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """Turn a joint graph into a callable `(*parameters, *buffers, *args, **kwargs) -> outputs`."""
+
+    def compile_pass(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:  # noqa: ARG001  (torch's signature)
+        return compiler(gm)
+
     # Donated buffers would forbid a second backward through a retained graph: none are donated.
     joint._aot_state.fw_metadata.bw_donated_idxs = []
     with torch._functorch.config.patch(donated_buffer=False):
         compiled: Callable[..., Any] = aot_compile_joint_with_descriptors(
-            joint, partition_fn=partition, fw_compiler=forward_compiler, bw_compiler=backward_compiler
+            joint, partition_fn=partition, fw_compiler=compile_pass, bw_compiler=compile_pass
         )
     return compiled
 
@@ -123,6 +140,6 @@ def memory_events(run: Callable[[], Any]) -> list[int]:
     events = [
         (event.start_ns(), event.nbytes())
         for event in profiler.kineto_results.events()
-        if event.name() == "[memory]" and event.device_type() == torch.autograd.DeviceType.CPU
+        if event.name() == "[memory]" and event.device_type() == torch._C._autograd.DeviceType.CPU
     ]
     return [change_bytes for _, change_bytes in sorted(events, key=lambda event: event[0])]

@@ -18,7 +18,7 @@ from memfit.execute.attach import attach, remove
 from memfit.execute.compiled import CompiledCall
 from memfit.ir import Graph, OptimizerMemory, without_prefix
 from memfit.measure.cost import OperatorCost
-from memfit.measure.devices import Device, find_device
+from memfit.measure.devices import CUDA_GRANULARITY_BYTES, Device, find_device
 from memfit.measure.optimizer import OptimizerLike, optimizer_memory
 from memfit.measure.probe import Progress, measured_costs
 from memfit.plan.identity import identity_program
@@ -60,7 +60,7 @@ def estimate(
         identity_program(graph),
         workspace_bytes=[_workspace_bytes(costs, operation.signature) for operation in graph.operations],
         optimizer=needs,
-        granularity_bytes=1 if target is None else target.granularity_bytes,
+        granularity_bytes=_granularity_bytes(model, target),
     )
     return Estimate(
         model=type(model).__name__,
@@ -141,12 +141,18 @@ def _workspace_bytes(costs: Mapping[str, OperatorCost], signature: str) -> int:
 def _could_run_here(graph: Graph, optimizer: OptimizerMemory) -> bool:
     """Whether this machine has the memory for the step itself, and so for its operators."""
     least_bytes = simulate(graph, identity_program(graph), optimizer=optimizer).peak_bytes
-    return least_bytes < psutil.virtual_memory().available
+    return least_bytes < int(psutil.virtual_memory().available)
 
 
 def _device_of(model: nn.Module) -> str:
     tensors = [*model.parameters(), *model.buffers()]
     return str(tensors[0].device) if tensors else "cpu"
+
+
+def _granularity_bytes(model: nn.Module, target: Device | None) -> int:
+    if target is not None:
+        return target.granularity_bytes
+    return CUDA_GRANULARITY_BYTES if torch.device(_device_of(model)).type == "cuda" else 1
 
 
 def _optimizer_name(optimizer: OptimizerLike | None) -> str | None:

@@ -38,9 +38,7 @@ def parse_bytes(quantity: int | float | str) -> int:
 def _split_quantity(quantity: str) -> tuple[float, int]:
     match = _QUANTITY.fullmatch(quantity)
     if match is None:
-        raise InvalidBudget(
-            f'{quantity!r} is not a number of bytes; write for example "6GiB", "500MB" or 6442450944'
-        )
+        raise InvalidBudget(f'{quantity!r} is not a number of bytes; write for example "6GiB", "500MB" or 6442450944')
     number, unit = match.groups()
     factor = _UNITS.get((unit or "B").upper())
     if factor is None:

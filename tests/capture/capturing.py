@@ -61,7 +61,10 @@ def _run_captured(
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     """Outputs, gradients by parameter and new buffer values, with ones for tangents."""
     graph = joint.graph_module.graph
-    state = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+    state = {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
     leaves = pytree.tree_leaves((sample.args, dict(sample.kwargs)))
     values = [_value(node, state, leaves) for node in graph.nodes if node.op == "placeholder"]
     with torch.no_grad(), torch.autocast("cpu", enabled=False):

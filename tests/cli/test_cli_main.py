@@ -206,6 +206,16 @@ def test_nothing_is_evaluated(run_memfit, folder, model):
     assert not (folder / "TRACE").exists()
 
 
+def test_an_error_of_the_library_is_one_line_too(run_memfit, monkeypatch):
+    def refuses(*_args, **_options):
+        raise memfit.InvalidInput("first line\nsecond line \x1b[31m")
+
+    monkeypatch.setattr(api, "estimate", refuses)
+    outcome = run_memfit(*WITH_INPUT)
+    assert outcome.code == 2
+    assert outcome.err.splitlines()[-1] == "error: first line second line ?[31m"
+
+
 def test_letters_that_steer_a_terminal_are_not_printed(run_memfit):
     outcome = run_memfit("estimate", "--model", "torch.nn.Linear(\x1b[31m)", "--input", "1")
     assert "\x1b" not in outcome.err

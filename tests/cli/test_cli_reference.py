@@ -1,5 +1,4 @@
 import functools
-import sys
 from pathlib import Path
 
 import pytest
@@ -93,11 +92,12 @@ def test_a_file_is_imported_once_and_finds_its_neighbours(folder):
     assert one()[1] is other()[1]
 
 
-def test_an_installed_package_is_not_replaced_by_a_file_that_lies_here(folder):
-    (folder / "torch.py").write_text("raise RuntimeError('the wrong torch')\n")
-    (folder / "jinja2.py").write_text("Template = 'the wrong one'\n")
-    sys.modules.pop("jinja2.nodes", None)
-    assert load(parse("jinja2.nodes.Template", InvalidModel)).__module__ == "jinja2.nodes"
+def test_an_installed_package_is_not_replaced_by_a_file_that_lies_here(folder, monkeypatch):
+    (folder / "installed").mkdir()
+    (folder / "installed" / "package_in_two_places.py").write_text("def make(): return 'installed'\n")
+    (folder / "package_in_two_places.py").write_text("def make(): return 'here'\n")
+    monkeypatch.syspath_prepend(folder / "installed")
+    assert load(parse("package_in_two_places:make", InvalidModel))() == "installed"
 
 
 def test_a_partial_of_the_users_own_class_can_be_called():

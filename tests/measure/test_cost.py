@@ -53,9 +53,7 @@ def test_a_new_measurement_replaces_the_old(cache: CostCache) -> None:
         '{"format": "memfit.costs", "version": 1, "costs": {"one": {"time_us": null}}}',
     ],
 )
-def test_a_damaged_file_is_reported_and_empty(
-    cache: CostCache, caplog: pytest.LogCaptureFixture, content: str
-) -> None:
+def test_a_damaged_file_is_reported_and_empty(cache: CostCache, caplog: pytest.LogCaptureFixture, content: str) -> None:
     cache.path.write_text(content)
     assert cache.load() == {}
     assert "is damaged" in caplog.text
@@ -93,9 +91,7 @@ def test_without_a_choice_the_folder_is_the_users_cache(monkeypatch: pytest.Monk
     assert "memfit" in CostCache("cpu").path.parts[-2]
 
 
-def test_devices_builds_and_thread_counts_have_their_own_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_builds_and_thread_counts_have_their_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = [CostCache(device, tmp_path).path for device in ("cpu", "NVIDIA A100-SXM4-40GB")]
     monkeypatch.setattr(costs.torch, "get_num_threads", lambda: 99)
     paths.append(CostCache("cpu", tmp_path).path)

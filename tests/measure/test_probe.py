@@ -130,9 +130,7 @@ def test_progress_is_told_for_what_has_to_be_measured(cache: CostCache) -> None:
     assert told == [(1, 2), (2, 2)]
 
 
-def test_an_operator_that_rejects_its_arguments_is_left_out(
-    cache: CostCache, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_operator_that_rejects_its_arguments_is_left_out(cache: CostCache, caplog: pytest.LogCaptureFixture) -> None:
     assert list(measured_costs([REJECTED, RELU], device="cpu", cache=cache)) == [RELU]
     assert "not measured (RuntimeError" in caplog.text
 

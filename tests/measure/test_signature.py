@@ -113,7 +113,10 @@ def test_the_operator_and_its_keywords_come_back() -> None:
 
 
 def test_the_order_of_keywords_does_not_matter() -> None:
-    one, two = {"dtype": torch.int8, "device": torch.device("cpu")}, {"device": torch.device("cpu"), "dtype": torch.int8}
+    one, two = (
+        {"dtype": torch.int8, "device": torch.device("cpu")},
+        {"device": torch.device("cpu"), "dtype": torch.int8},
+    )
     assert encode(ADD, (), one) == encode(ADD, (), two)
 
 

@@ -206,9 +206,7 @@ def test_more_granularity_or_more_of_anything_never_lowers_the_peak(graph: Graph
 @pytest.mark.parametrize("granularity_bytes", [1, 512])
 def test_memory_returns_to_what_is_held(granularity_bytes: int) -> None:
     optimizer = OptimizerMemory(state_bytes=0, workspace_bytes=1)
-    timeline = simulate(
-        LAYERS, identity_program(LAYERS), optimizer=optimizer, granularity_bytes=granularity_bytes
-    )
+    timeline = simulate(LAYERS, identity_program(LAYERS), optimizer=optimizer, granularity_bytes=granularity_bytes)
     kept = [LAYERS.storages[index].size_bytes for index in (*LAYERS.resident, *LAYERS.held)]
     rounded = sum(-(-size // granularity_bytes) * granularity_bytes for size in kept)
     assert timeline.moments[-1].live_bytes == rounded + 1

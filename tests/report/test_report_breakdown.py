@@ -5,6 +5,7 @@ from memfit.report import breakdown
 
 STAGES = [f"stage{i}" for i in range(1, 6)]
 DECODER = ["model.embed", *(f"model.layers.{i}.{part}" for i in range(8) for part in ("attn", "mlp")), "head"]
+ENCODER = [*(f"embeddings.{part}" for part in "abcd"), *(f"encoder.layer.{i}" for i in range(8))]
 
 
 def test_kinds_add_up_to_the_peak():
@@ -34,6 +35,7 @@ def test_a_single_module_more_is_shown_rather_than_counted():
         (STAGES, 1),
         ([f"{stage}.{part}" for stage in STAGES for part in ("conv", "norm")], 1),
         (DECODER, 3),
+        (ENCODER, 3),
         (["only"], 1),
         (["a.b.c"], 3),
         (["", ""], 1),

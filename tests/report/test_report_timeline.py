@@ -33,6 +33,10 @@ def test_many_moments_are_thinned_out_and_keep_the_peak_and_the_passes():
     assert kept == sorted(set(kept))
 
 
+def test_the_peak_is_kept_though_others_are_as_high():
+    assert 777 in timeline.kept_positions(moments([5] * 2000), 777, most_points=100)
+
+
 def test_a_valley_between_two_drawn_points_is_kept():
     heights = [100] * 1000
     heights[537] = 1

@@ -29,16 +29,14 @@ def _failing_line(error: Exception) -> str:
 def _reason(error: Exception) -> tuple[str, str]:
     if isinstance(error, _torch.DataDependentOutputException):
         return (
-            "the code asks for the value of a tensor that depends on the batch or on the weights "
-            f"({error.func})",
+            f"the code asks for the value of a tensor that depends on the batch or on the weights ({error.func})",
             "replace the Python branch by tensor operations such as torch.where, or leave that part "
             "out of the module that is captured",
         )
     if isinstance(error, _torch.DynamicOutputShapeException):
         return (
             f"the size of a result depends on values ({error.func})",
-            "use a form with a fixed size, such as a mask, or leave that part out of the module "
-            "that is captured",
+            "use a form with a fixed size, such as a mask, or leave that part out of the module that is captured",
         )
     first_line = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {first_line}", "check that the model runs on this sample by itself"

@@ -122,8 +122,9 @@ class _Lowering:
 
     def _add_outputs(self, output: fx.Node) -> None:
         """Tell outputs, gradients and new buffer values apart."""
-        accumulations = []
-        for node, description in zip(output.args[0], output.meta["desc"], strict=True):
+        accumulations: list[Operation] = []
+        nodes: Any = output.args[0]
+        for node, description in zip(nodes, output.meta["desc"], strict=True):
             if not isinstance(node, fx.Node):
                 continue
             (value,) = tensors_of(node)
@@ -161,10 +162,9 @@ class _Lowering:
         )
 
     def _can_own(self, parameter: int, gradient: torch.Tensor) -> bool:
-        return (
-            gradient.numel() * gradient.element_size() == gradient.untyped_storage().nbytes()
-            and _layout(gradient) == _layout(self._drafts[parameter].value)
-        )
+        return gradient.numel() * gradient.element_size() == gradient.untyped_storage().nbytes() and _layout(
+            gradient
+        ) == _layout(self._drafts[parameter].value)
 
     def _add(self, value: torch.Tensor, name: str, mark: Mark, phase: Phase | None) -> int:
         self._indices[storage_key(value)] = len(self._drafts)
@@ -189,7 +189,8 @@ class _Lowering:
         """The storage the eager run overwrites here, see Note [Overwriting] in `ir.py`."""
         if not works_in_place(node) or in_place_form(node.target) is None:
             return None
-        value, result = node.args[0].meta["val"], node.meta["val"]
+        first: Any = node.args[0]
+        value, result = first.meta["val"], node.meta["val"]
         index = self._indices[storage_key(value)]
         phase = Phase.BACKWARD if is_backward(node) else Phase.FORWARD
         made_here = self._drafts[index].phase is phase and index not in self._tangents

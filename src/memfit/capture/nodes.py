@@ -38,6 +38,7 @@ def mark_of(node: fx.Node) -> Mark:
 
 
 def is_operator(node: fx.Node) -> bool:
+    """Whether a node calls an operator, rather than picking one of several results."""
     return node.op == "call_function" and node.target is not operator.getitem
 
 
@@ -47,6 +48,7 @@ def is_backward(node: fx.Node) -> bool:
 
 
 def is_random(node: fx.Node) -> bool:
+    """Whether a node draws from a generator."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 

@@ -78,7 +78,7 @@ def _fill(leaf: _TensorSlot | _Constant | _Dataclass, tensors: Sequence[torch.Te
         return tensors[leaf.index]
     if isinstance(leaf, _Constant):
         return leaf.value
-    instance = object.__new__(leaf.cls)
+    instance: Any = object.__new__(leaf.cls)
     for name, value in leaf.fields.rebuild(tensors).items():
         object.__setattr__(instance, name, value)
     return instance

@@ -192,6 +192,7 @@ def in_library(filename: str) -> bool:
 
 
 def short_line(filename: str, line: int) -> str:
+    """A line of code without the folders that differ from machine to machine."""
     folder, name = os.path.split(filename)
     return f"{os.path.basename(folder)}/{name}:{line}" if folder else f"{name}:{line}"
 

@@ -16,7 +16,7 @@ from memfit.capture.record import ModuleStack, Recorder
 from memfit.capture.sample import Sample, check_sample
 from memfit.errors import InvalidModel, MemfitError
 
-ROOT = "model"  # the name under which the captured module hangs in the traced one
+ROOT = "model"  # the name under which _Subject holds the captured module
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,7 @@ def _export(stack: contextlib.ExitStack, model: nn.Module, sample: Sample, backw
             return _export_once(stack, subject, sample, last_try=True)
 
 
-def _export_once(
-    stack: contextlib.ExitStack, subject: "_Subject", sample: Sample, *, last_try: bool = False
-) -> Joint:
+def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sample, *, last_try: bool = False) -> Joint:
     attempt = contextlib.ExitStack()
     try:
         with torch.enable_grad():
@@ -91,7 +89,7 @@ class _Subject(nn.Module):
 
     def __init__(self, model: nn.Module, backward_from: str) -> None:
         super().__init__()
-        self.add_module(ROOT, model)
+        self.model = model
         self.module_stack = ModuleStack(model)
         self._backward_from = backward_from
         self.template: OutputTemplate | None = None
@@ -111,9 +109,7 @@ class _Subject(nn.Module):
                 "differentiate; check for detach(), no_grad() or frozen parameters on the way to the output"
             )
         self.undifferentiated = tuple(
-            index
-            for index, tensor in enumerate(tensors)
-            if tensor.requires_grad and index not in self.differentiated
+            index for index, tensor in enumerate(tensors) if tensor.requires_grad and index not in self.differentiated
         )
         return tuple(
             tensor if index in self.differentiated else tensor.detach() for index, tensor in enumerate(tensors)

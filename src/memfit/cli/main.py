@@ -41,6 +41,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # boxes leave too little room for words, and would read "[name=]" as a style
 )
 
 
@@ -106,15 +107,22 @@ Examples:
 \b
   memfit estimate --model torchvision.models.resnet50 --input 16x3x224x224
 \b
-  memfit estimate --model "transformers:LlamaForCausalLM()" --dtype bfloat16
-      --input input_ids=1x2048:int64 --input labels=1x2048:int64 --device A100-80GB
+  memfit estimate --model "transformers:LlamaForCausalLM()" \\
+      --dtype bfloat16 --device A100-80GB \\
+      --input input_ids=1x2048:int64 --input labels=1x2048:int64
 \b
-  memfit estimate --model "./net.py:make_model(width=64)" --sample ./net.py:make_batch
-      --optimizer sgd --device 24GiB --html report.html
+  memfit estimate --model "./net.py:make_model(width=64)" \\
+      --sample ./net.py:make_batch --optimizer sgd \\
+      --device 24GiB --html report.html
 """
 
 
-@app.command(name="estimate", help=_ESTIMATE_HELP, epilog=_ESTIMATE_EXAMPLES)
+@app.command(
+    name="estimate",
+    short_help="Predict the peak memory of one training step.",
+    help=_ESTIMATE_HELP,
+    epilog=_ESTIMATE_EXAMPLES,
+)
 def _estimate(
     model: Annotated[
         str,
@@ -157,10 +165,15 @@ def _estimate(
     html: Annotated[
         Path | None, typer.Option(metavar="PATH", dir_okay=False, help="Write a report page to this file.")
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="How many modules and values to show.")] = 10,
+    top: Annotated[int, typer.Option(metavar="N", min=1, help="How many modules and values to show.")] = 10,
     depth: Annotated[
         int | None,
-        typer.Option(min=1, help="How many names deep to look into modules.", show_default="where it tells something"),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="How many names deep to look into modules.",
+            show_default="where it tells something",
+        ),
     ] = None,
 ) -> None:
     limit = None if device is None else Limit.of(device)

@@ -28,11 +28,9 @@ Compile = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], CompiledCall]
 def attach(model: nn.Module, compile_call: Compile) -> "PlannedForward":
     """Run `model.forward` through captured calls, made by `compile_call` when a new kind of call comes."""
     if isinstance(model.__dict__.get("forward"), PlannedForward):
-        raise InvalidInput(
-            f"this {type(model).__name__} runs through memfit already; call memfit.remove(model) first"
-        )
+        raise InvalidInput(f"this {type(model).__name__} runs through memfit already; call memfit.remove(model) first")
     planned = PlannedForward(model, compile_call)
-    model.forward = planned  # type: ignore[method-assign]
+    model.forward = planned
     return planned
 
 

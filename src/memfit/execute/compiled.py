@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import fx
 
 from memfit import _torch
 from memfit.capture.trace import Joint
@@ -35,10 +34,7 @@ class CompiledCall:
 
 
 def _compile(joint: Joint, graph: Graph) -> Callable[..., Any]:
-    def compiler(module: fx.GraphModule, _inputs: Sequence[Any]) -> Callable[..., Any]:
-        return generate(module.graph)
-
-    return _torch.compile_joint(joint.export, eager_partition(graph), compiler, compiler)
+    return _torch.compile_joint(joint.export, eager_partition(graph), lambda module: generate(module.graph))
 
 
 class _NotDifferentiated(torch.autograd.Function):

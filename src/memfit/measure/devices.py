@@ -11,7 +11,7 @@ from memfit.errors import InvalidBudget
 from memfit.units import format_bytes, parse_bytes
 
 _MIB = 2**20
-_CUDA_GRANULARITY_BYTES = 512  # the caching allocator rounds every block up to this
+CUDA_GRANULARITY_BYTES = 512  # the caching allocator rounds every block up to this
 _CUDA_RESERVED_BYTES = 600 * _MIB
 
 
@@ -39,7 +39,7 @@ def _cuda(name: str, memory_mib: int, bandwidth: float, fp32: float, half: float
         name=name,
         memory_bytes=memory_mib * _MIB,
         reserved_bytes=_CUDA_RESERVED_BYTES,
-        granularity_bytes=_CUDA_GRANULARITY_BYTES,
+        granularity_bytes=CUDA_GRANULARITY_BYTES,
         bandwidth_gb_per_s=bandwidth,
         tflops_fp32=fp32,
         tflops_half=half,

@@ -38,7 +38,7 @@ def optimizer_memory(optimizer: OptimizerLike, parameters: Sequence[nn.Parameter
         twin, stand_ins = _twin(optimizer, parameters)
         for stand_in in stand_ins:
             stand_in.grad = torch.empty_like(stand_in)
-        with _answering(), _explaining(twin):
+        with _StepCounts(), _explaining(twin):
             twin.step()
             with _LiveBytes() as live:
                 twin.step()
@@ -72,9 +72,7 @@ def _maker(optimizer: str | Callable[..., Optimizer]) -> Callable[..., Optimizer
 
 
 def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
-    empty = torch.empty_strided(
-        parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device
-    )
+    empty = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device)
     return nn.Parameter(empty, requires_grad=parameter.requires_grad)
 
 
@@ -117,8 +115,8 @@ def _leaf_tensors(tree: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
-class _answering(TorchDispatchMode):  # noqa: N801  (used as a context, like its neighbours)
-    """Answers questions about values, such as a step count, with 2: only sizes matter here, and 1 would divide by zero."""
+class _StepCounts(TorchDispatchMode):
+    """Answers questions about values (a step count) with 2: only sizes matter, and 1 would divide by zero."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:

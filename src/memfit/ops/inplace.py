@@ -24,9 +24,7 @@ def _same_arguments(target: Any, form: Any) -> bool:
     arguments, form_arguments = target._schema.arguments, form._schema.arguments
     return (
         len(arguments) == len(form_arguments)
-        and all(
-            str(one.type) == str(other.type) for one, other in zip(arguments, form_arguments, strict=True)
-        )
+        and all(str(one.type) == str(other.type) for one, other in zip(arguments, form_arguments, strict=True))
         and bool(form_arguments)
         and form_arguments[0].is_write
         and not any(argument.is_write for argument in form_arguments[1:])

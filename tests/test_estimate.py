@@ -1,0 +1,512 @@
+"""The predicted peak against the measured one, and what an estimate tells."""
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import memfit
+from memfit.errors import InvalidBudget, InvalidInput, InvalidModel, InvalidSample, MemfitError
+from memfit.ir import Kind
+from memfit.measure.peak import measure_peak
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A training step: model, batch, loss, and the context the forward runs in."""
+
+    model: Callable[[], nn.Module]
+    batch: Callable[[], Any]
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+    around: Callable[[], Any] = contextlib.nullcontext
+    whole: bool = False  # backward and optimizer step run in that context too
+
+
+def cross_entropy(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return F.cross_entropy(model(batch[0]).flatten(0, -2), batch[1].flatten())
+
+
+def mean_square(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return F.mse_loss(model(batch[0]), batch[1])
+
+
+def bfloat16() -> Any:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(8, 3, 32, 32), torch.randint(10, (8,))
+
+
+def channels_last_images() -> tuple[torch.Tensor, torch.Tensor]:
+    pixels, labels = images()
+    return pixels.to(memory_format=torch.channels_last), labels
+
+
+def words(vocabulary: int, *shape: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randint(vocabulary, shape), torch.randint(vocabulary, shape)
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(512, 10),
+    )
+
+
+def half_frozen() -> nn.Module:
+    model = convolutions()
+    model[:2].requires_grad_(False)
+    return model
+
+
+def biases_only() -> nn.Module:
+    model = half_frozen()
+    model[3].weight.requires_grad_(False)
+    return model
+
+
+def tied() -> nn.Module:
+    layers = [nn.Linear(256, 256) for _ in range(3)]
+    for layer in layers[1:]:
+        layer.weight = layers[0].weight
+    return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
+
+
+def encoder() -> nn.Module:
+    return nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+
+
+class LanguageModel(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(500, 64)
+        self.dropout = nn.Dropout(0.5)
+        self.lstm = nn.LSTM(64, 64, num_layers=2, dropout=0.5, batch_first=True)
+        self.decoder = nn.Linear(64, 500)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        states, _ = self.lstm(self.dropout(self.embedding(tokens)))
+        return self.decoder(self.dropout(states))
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(64, 64, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gru(x)[0]
+
+
+class TimeFirst(nn.Module):
+    """Applies a linear layer to a transposed batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 512)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x.transpose(0, 1))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+CASES: dict[str, Case] = {
+    "convolutions": Case(model=convolutions, batch=images, loss=cross_entropy),
+    "channels last": Case(
+        model=lambda: convolutions().to(memory_format=torch.channels_last),
+        batch=channels_last_images,
+        loss=cross_entropy,
+    ),
+    "half frozen": Case(model=half_frozen, batch=images, loss=cross_entropy),
+    "tied weights": Case(
+        model=tied, batch=lambda: (torch.randn(512, 256), torch.randint(256, (512,))), loss=cross_entropy
+    ),
+    "transformer encoder": Case(
+        model=encoder, batch=lambda: (torch.randn(8, 32, 64), torch.randn(8, 32, 64)), loss=mean_square
+    ),
+    "LSTM": Case(model=LanguageModel, batch=lambda: words(500, 8, 16), loss=cross_entropy),
+    "autocast": Case(model=convolutions, batch=images, loss=cross_entropy, around=bfloat16),
+    "autocast around all": Case(model=convolutions, batch=images, loss=cross_entropy, around=bfloat16, whole=True),
+}
+
+
+def predicted_and_measured(case: Case, make_optimizer: Callable[..., torch.optim.Optimizer]) -> tuple[int, int]:
+    model, batch = case.model().train(), case.batch()
+    optimizer = make_optimizer([weight for weight in model.parameters() if weight.requires_grad])
+    with case.around():
+        estimate = memfit.estimate(model, batch, optimizer=optimizer, loss=case.loss)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with case.around():
+            loss = case.loss(model, batch)
+            if case.whole:
+                finish(loss)
+        if not case.whole:
+            finish(loss)
+
+    def finish(loss: torch.Tensor) -> None:
+        loss.backward()
+        optimizer.step()
+
+    step()
+    optimizer.zero_grad(set_to_none=True)
+    return estimate.peak_bytes, measure_peak(step, resident=[model, optimizer, batch]).peak_bytes
+
+
+def momentum(weights: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(weights, lr=0.01, momentum=0.9)
+
+
+OPTIMIZERS = pytest.mark.parametrize("make_optimizer", [momentum, torch.optim.AdamW], ids=["SGD", "AdamW"])
+
+
+@OPTIMIZERS
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_predicted_peak_is_the_measured_one(case: Case, make_optimizer: Any) -> None:
+    predicted, measured = predicted_and_measured(case, make_optimizer)
+    assert predicted == pytest.approx(measured, rel=0.01)
+
+
+@OPTIMIZERS
+@pytest.mark.parametrize("around", [contextlib.nullcontext, bfloat16], ids=["fp32", "bf16"])
+def test_the_predicted_peak_of_gpt2_is_the_measured_one(
+    tiny_gpt2: type[nn.Module], make_optimizer: Any, around: Any
+) -> None:
+    def batch() -> dict[str, torch.Tensor]:
+        tokens, _ = words(100, 4, 32)
+        return {"input_ids": tokens, "labels": tokens.clone()}
+
+    case = Case(model=tiny_gpt2, batch=batch, loss=lambda model, batch: model(**batch).loss, around=around)
+    predicted, measured = predicted_and_measured(case, make_optimizer)
+    assert predicted == pytest.approx(measured, rel=0.01)
+
+
+def sequences() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(8, 32, 64), torch.randn(8, 32, 64)
+
+
+# Where the prediction is off by more than 1%, and why.
+DEVIATIONS = {
+    "temporaries of a backward formula": (
+        Case(model=encoder, batch=sequences, loss=lambda model, batch: model(batch[0]).square().mean()),
+        "-5.7%: values inside one autograd node live until it returns, here they die after their last use",
+    ),
+    "weights are frozen, biases are not": (
+        Case(model=biases_only, batch=images, loss=cross_entropy),
+        "-1.02%: convolution_backward returns a weight gradient nobody asked for; probed as output, counted nowhere",
+    ),
+    "a weight used three times under autocast": (
+        Case(
+            model=tied,
+            batch=lambda: (torch.randn(512, 256), torch.randint(256, (512,))),
+            loss=cross_entropy,
+            around=bfloat16,
+        ),
+        "+3.7%: eager casts the weight once and keeps the cast, the trace casts at every use",
+    ),
+    "casts kept until autocast ends": (
+        Case(model=encoder, batch=sequences, loss=mean_square, around=bfloat16, whole=True),
+        "-1.4%: eager keeps the casts of all weights while autocast lasts, here they die after their last use",
+    ),
+    "a linear layer on a transposed batch": (
+        Case(model=TimeFirst, batch=lambda: (torch.randn(8, 64, 16),), loss=lambda m, batch: m(batch[0]).mean()),
+        "+83%: eager adds the bias in place; under a trace linear() adds it out of place",
+    ),
+    "gates of a GRU": (
+        Case(model=Gated, batch=lambda: (torch.randn(8, 8, 64), torch.randn(8, 8, 64)), loss=mean_square),
+        "-2.3%, more with more steps: eager writes in place into parts of one storage, here each part is a storage",
+    ),
+    "checkpointed blocks": (
+        Case(model=Checkpointed, batch=lambda: (torch.randn(256, 64), torch.randn(256, 64)), loss=mean_square),
+        "+53%, more with more blocks: the trace looks through torch.utils.checkpoint and keeps what it would drop",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=pytest.mark.xfail(strict=True, reason=reason))
+        for name, (case, reason) in DEVIATIONS.items()
+    ],
+)
+def test_the_predicted_peak_is_the_measured_one_also_here(case: Case) -> None:
+    predicted, measured = predicted_and_measured(case, momentum)
+    assert predicted == pytest.approx(measured, rel=0.01)
+
+
+def test_without_an_optimizer_forward_and_backward_are_predicted() -> None:
+    model, batch = convolutions(), images()
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        cross_entropy(model, batch).backward()
+
+    step()
+    model.zero_grad(set_to_none=True)
+    measured = measure_peak(step, resident=[model, batch]).peak_bytes
+    assert memfit.estimate(model, batch, loss=cross_entropy).peak_bytes == pytest.approx(measured, rel=0.01)
+
+
+def test_without_a_loss_gradients_start_at_the_outputs() -> None:
+    model, x = convolutions(), images()[0]
+
+    def step() -> None:
+        model.zero_grad(set_to_none=True)
+        out = model(x)
+        out.backward(torch.ones_like(out))
+
+    step()
+    model.zero_grad(set_to_none=True)
+    measured = measure_peak(step, resident=[model, x]).peak_bytes
+    assert memfit.estimate(model, x).peak_bytes == pytest.approx(measured, rel=0.01)
+
+
+@pytest.fixture(scope="module")
+def estimate() -> memfit.Estimate:
+    torch.manual_seed(0)
+    return memfit.estimate(convolutions(), images(), optimizer="adamw", loss=cross_entropy)
+
+
+def test_the_parts_by_kind_add_up_to_the_peak(estimate: memfit.Estimate) -> None:
+    assert sum(estimate.by_kind().values()) == estimate.peak_bytes
+    assert all(size > 0 for size in estimate.by_kind().values())
+
+
+def test_the_parts_by_kind_come_biggest_first(estimate: memfit.Estimate) -> None:
+    assert list(estimate.by_kind().values()) == sorted(estimate.by_kind().values(), reverse=True)
+
+
+def test_the_resident_kinds_have_their_real_sizes(estimate: memfit.Estimate) -> None:
+    model, batch = convolutions(), images()
+    kinds = estimate.by_kind()
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    assert kinds[Kind.PARAMETER] == weights
+    assert kinds[Kind.BUFFER] == sum(buffer.nbytes for buffer in model.buffers())
+    assert kinds[Kind.BATCH] == sum(tensor.nbytes for tensor in batch)
+    assert kinds[Kind.OPTIMIZER] == 2 * weights + 4 * len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_the_parts_by_module_add_up_to_the_peak(estimate: memfit.Estimate, depth: int) -> None:
+    assert sum(estimate.by_module(depth).values()) == estimate.peak_bytes
+
+
+def test_modules_are_named_as_in_the_model(estimate: memfit.Estimate) -> None:
+    names = {name for name, _ in convolutions().named_modules()}
+    assert set(estimate.by_module(5)) <= names
+    assert {"0", "1", "3"} <= set(estimate.by_module())
+
+
+def test_the_biggest_values_are_live_at_the_peak_and_sorted(estimate: memfit.Estimate) -> None:
+    sizes = [storage.size_bytes for storage in estimate.biggest(5)]
+    assert len(sizes) == 5
+    assert sizes == sorted(sizes, reverse=True)
+    assert sum(sizes) <= estimate.peak_bytes
+
+
+def test_a_step_fits_what_is_at_least_its_peak(estimate: memfit.Estimate) -> None:
+    assert estimate.fits(estimate.peak_bytes)
+    assert not estimate.fits(estimate.peak_bytes - 1)
+    assert estimate.fits("T4")
+    assert estimate.fits("1GiB")
+    with pytest.raises(InvalidBudget):
+        estimate.fits("T5")
+
+
+def test_an_estimate_is_written_as_json(estimate: memfit.Estimate) -> None:
+    content = json.loads(estimate.to_json())
+    assert content == estimate.to_dict() | {"biggest": content["biggest"]}
+    assert content["format"] == "memfit.estimate"
+    assert content["peak_bytes"] == estimate.peak_bytes
+    assert sum(content["by_kind"].values()) == sum(content["by_module"].values()) == estimate.peak_bytes
+    assert content["biggest"][0]["size_bytes"] == estimate.biggest(1)[0].size_bytes
+    assert content["peak_phase"] == estimate.peak_phase
+
+
+def test_an_estimate_tells_itself_in_one_line(estimate: memfit.Estimate) -> None:
+    text = str(estimate)
+    assert text.startswith("Sequential on cpu, a training step with adamw: peak ")
+    assert "\n" not in text
+
+
+def test_an_estimate_made_here_has_nothing_to_note(estimate: memfit.Estimate) -> None:
+    assert estimate.notes == ()
+    assert estimate.workspaces_measured
+
+
+def test_trained_and_frozen_parameters_are_counted_apart() -> None:
+    model = half_frozen()
+    counts = {each.trainable: each for each in memfit.estimate(model, images()[0], measure=False).parameters}
+    frozen = [*model[0].parameters(), *model[1].parameters()]
+    assert counts[False].count == sum(weight.numel() for weight in frozen)
+    assert counts[False].size_bytes == sum(weight.nbytes for weight in frozen)
+    assert counts[True].count + counts[False].count == sum(weight.numel() for weight in model.parameters())
+
+
+def test_parameters_are_counted_by_dtype_and_tied_ones_once() -> None:
+    model = nn.Sequential(tied(), nn.Linear(256, 1).bfloat16())
+    model[1].requires_grad_(False)
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner[1](self.inner[0](x).bfloat16())
+
+    counts = {each.dtype: each for each in memfit.estimate(Mixed(), torch.randn(4, 256), measure=False).parameters}
+    assert counts["float32"].count == 256 * 256 + 3 * 256
+    assert (counts["bfloat16"].count, counts["bfloat16"].size_bytes) == (257, 514)
+
+
+def test_a_device_that_is_not_here_is_noted() -> None:
+    there = memfit.estimate(convolutions(), images()[0], device="A100-40GB")
+    assert there.device == "A100-40GB"
+    assert any("counted for A100-40GB" in note for note in there.notes)
+    assert any("not measured" in note for note in there.notes)
+    assert not there.workspaces_measured
+
+
+def test_a_device_rounds_every_storage_up() -> None:
+    model, x = convolutions(), images()[0]
+    here = memfit.estimate(model, x, measure=False)
+    there = memfit.estimate(model, x, device="T4")
+    assert there.peak_bytes % 512 == 0
+    assert there.peak_bytes > here.peak_bytes
+    assert sum(there.by_kind().values()) == sum(there.by_module().values()) == there.peak_bytes
+
+
+def test_an_unknown_device_is_refused_before_anything_is_captured() -> None:
+    with pytest.raises(InvalidBudget, match="B300"):
+        memfit.estimate(nn.Linear(4, 4), "no sample at all", device="B300")
+
+
+def test_without_measuring_workspaces_are_not_counted_and_that_is_noted() -> None:
+    model, x = convolutions(), images()[0]
+    rough, exact = memfit.estimate(model, x, measure=False), memfit.estimate(model, x)
+    assert rough.peak_bytes < exact.peak_bytes
+    assert Kind.WORKSPACE not in rough.by_kind()
+    assert any("workspaces" in note for note in rough.notes)
+
+
+def test_a_model_without_weights_is_estimated_like_the_real_one() -> None:
+    with memfit.without_weights():
+        fake, x = convolutions(), torch.empty(8, 3, 32, 32)
+    real = memfit.estimate(convolutions(), images()[0], optimizer="adamw")
+    assert memfit.estimate(fake, x, optimizer="adamw").peak_bytes == real.peak_bytes
+
+
+def test_what_no_machine_here_could_hold_is_estimated() -> None:
+    with memfit.without_weights():
+        model, x = nn.Sequential(nn.Linear(200_000, 200_000), nn.ReLU()), torch.empty(8, 200_000)
+    peak_bytes = memfit.estimate(model, x, optimizer="adamw").peak_bytes
+    assert peak_bytes > 4 * 200_000 * 200_000 * 4
+
+
+def test_the_model_is_not_run_and_not_changed() -> None:
+    model, batch = convolutions(), images()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    generator = torch.get_rng_state()
+    memfit.estimate(model, batch, optimizer="adamw", loss=cross_entropy)
+    assert all(torch.equal(value, model.state_dict()[key]) for key, value in before.items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), generator)
+
+
+def test_progress_is_told_until_all_is_measured() -> None:
+    told: list[tuple[int, int]] = []
+    memfit.estimate(nn.Linear(11, 13), torch.randn(7, 11), progress=lambda done, total: told.append((done, total)))
+    assert told
+    assert told[-1][0] == told[-1][1]
+
+
+def linear() -> nn.Module:
+    return nn.Linear(4, 4)
+
+
+X = torch.zeros(2, 4)
+
+BAD_INPUT: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any], type[InvalidInput]]] = {
+    "a sample on another device": (linear, X.to("meta"), {}, InvalidSample),
+    "a keyword the forward does not take": (linear, {"inputs": X}, {}, InvalidSample),
+    "too many arguments": (linear, (X, X), {}, InvalidSample),
+    "no trainable parameter": (lambda: linear().requires_grad_(False), X, {}, InvalidModel),
+    "an output without gradient": (lambda: nn.Sequential(linear(), Detach()), X, {}, InvalidModel),
+    "a model on the meta device": (lambda: nn.Linear(4, 4, device="meta"), X.to("meta"), {}, InvalidModel),
+    "an unknown optimizer": (linear, X, {"optimizer": "adamx"}, InvalidInput),
+    "an optimizer that needs a closure": (linear, X, {"optimizer": "lbfgs"}, InvalidInput),
+    "an unknown device": (linear, X, {"device": "abacus"}, InvalidBudget),
+    "an ambiguous device": (linear, X, {"device": "A100"}, InvalidBudget),
+}
+
+
+class Detach(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.detach()
+
+
+@pytest.mark.parametrize(("make", "sample", "options", "error"), BAD_INPUT.values(), ids=BAD_INPUT)
+def test_bad_input_is_refused_in_one_paragraph(
+    make: Callable[[], nn.Module], sample: Any, options: dict[str, Any], error: type[InvalidInput]
+) -> None:
+    with pytest.raises(error) as caught:
+        memfit.estimate(make(), sample, **options)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) > 40
+
+
+@pytest.mark.xfail(strict=True, raises=IndexError, reason="a step without any operation has no moment to peak at")
+def test_a_model_that_returns_its_parameter_is_estimated() -> None:
+    class Constant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(10))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.weight
+
+    assert memfit.estimate(Constant(), X).peak_bytes >= 40
+
+
+@pytest.mark.parametrize("options", [{}, {"loss": lambda model, batch: model(batch)}], ids=["model", "loss"])
+def test_a_loss_beside_the_model_keeps_the_paths_of_the_model(options: dict[str, Any]) -> None:
+    graph = memfit.estimate(nn.Sequential(linear()), X, measure=False, **options).graph
+    assert [graph.storages[index].name for index in graph.resident][:2] == ["0.weight", "0.bias"]
+    assert graph.operations[0].module == "0"
+
+
+def test_a_loss_that_fails_is_a_capture_that_fails() -> None:
+    def loss(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return model(batch) @ torch.zeros(3)
+
+    with pytest.raises(MemfitError, match="could not be captured") as caught:
+        memfit.estimate(linear(), X, loss=loss)
+    assert "\n" not in str(caught.value)
