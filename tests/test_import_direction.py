@@ -1,6 +1,8 @@
 """Imports flow downwards only. Read from the source, so that a lazy import counts as well."""
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,6 +96,17 @@ def test_a_module_imports_only_from_parts_below_its_own(module: str) -> None:
 def test_the_planner_and_its_data_need_no_torch(module: str) -> None:
     roots = {name.partition(".")[0] for needed in closure(module) for name in imported_names(MODULES[needed], needed)}
     assert not roots & {"torch", "functorch", "torchvision", "transformers", "numpy"}
+
+
+def test_the_planner_runs_without_torch() -> None:
+    planner = [name for name in MODULES if part_of(name) in {"plan", "ir"}]
+    code = (
+        "import sys, types, importlib; package = types.ModuleType('memfit'); package.__path__ = [sys.argv[1]]\n"
+        "sys.modules['memfit'] = package  # without running its __init__, which needs torch\n"
+        "for name in sys.argv[2:]: importlib.import_module(name)\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(SOURCE), *planner], check=True)
 
 
 def test_the_reader_of_imports_sees_what_there_is() -> None:

@@ -22,14 +22,6 @@
 `memory_events` rests on `profile.kineto_results`
     Allocator events in order, see `measure/peak.py`.
 
-Note [Eager decompositions] |
-| `annotation` | `torch.fx.traceback.annotate` | marks on the nodes that are created meanwhile |
-| `no_modes` | `_disable_current_modes` | compute on real tensors while a trace is running |
-| `tracing_flags` | `torch.compiler._is_compiling_flag` | libraries ask it before they look at values |
-| `plain_function` | `OpOverload._op` | the operator without the Python wrapper around it |
-| `below_autograd` | `_AutoDispatchBelowAutograd` | operators run without recording for autograd, with grad mode left on |
-| `memory_events` | `profile.kineto_results` | allocator events in order, see `measure/peak.py` |
-
 Note [Eager decompositions]
     While AOTAutograd traces, torch's "python dispatcher" replaces the decompositions of some
     composite operators by Python ones that compute something else than the eager run does:

@@ -13,13 +13,14 @@ from torch import nn
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
+from memfit.errors import CaptureError
 from memfit.estimate import Estimate, ParameterCount
 from memfit.execute.attach import attach, remove
 from memfit.execute.compiled import CompiledCall
-from memfit.ir import Graph, OptimizerMemory, without_prefix
+from memfit.ir import Graph, Operation, OptimizerMemory, without_prefix
 from memfit.measure.cost import OperatorCost
 from memfit.measure.devices import CUDA_GRANULARITY_BYTES, Device, find_device
-from memfit.measure.optimizer import OptimizerLike, optimizer_memory
+from memfit.measure.optimizer import OptimizerLike, optimizer_memory, optimizer_name
 from memfit.measure.probe import Progress, measured_costs
 from memfit.plan.identity import identity_program
 from memfit.plan.simulate import simulate
@@ -49,8 +50,8 @@ def estimate(
     where the step could run on this machine.
     """
     target = None if device is None else find_device(device)
-    graph = _captured_graph(model, sample, loss, backward_from)
     needs = OptimizerMemory() if optimizer is None else optimizer_memory(optimizer, list(model.parameters()))
+    graph = _captured_graph(model, sample, loss, backward_from)
     if measure is None:
         measure = target is None and _could_run_here(graph, needs)
     costs = _costs(graph, _device_of(model), progress) if measure else {}
@@ -58,13 +59,13 @@ def estimate(
     timeline = simulate(
         graph,
         identity_program(graph),
-        workspace_bytes=[_workspace_bytes(costs, operation.signature) for operation in graph.operations],
+        workspace_bytes=[_workspace_bytes(graph, operation, costs) for operation in graph.operations],
         optimizer=needs,
         granularity_bytes=_granularity_bytes(model, target),
     )
     return Estimate(
         model=type(model).__name__,
-        optimizer=_optimizer_name(optimizer),
+        optimizer=None if optimizer is None else optimizer_name(optimizer),
         device=_device_of(model) if target is None else target.name,
         graph=graph,
         timeline=timeline,
@@ -92,6 +93,12 @@ def fit(model: nn.Module, sample: Any, *, backward_from: str = "auto") -> nn.Mod
 
 def _compiled_call(backward_from: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
     with traced(model, Sample(args, kwargs), backward_from=backward_from) as joint:
+        if joint.cast_anew:
+            raise CaptureError(
+                f"{type(model).__name__} uses {', '.join(joint.cast_anew)} more than once under autocast, which casts "
+                "a parameter once and keeps the cast, while the captured graph would cast it at every use and round "
+                "differently; use torch.autocast(..., cache_enabled=False), under which both do the same"
+            )
         return CompiledCall(joint, lower(joint))
 
 
@@ -133,9 +140,13 @@ def _with_real_sizes(graph: Graph, costs: Mapping[str, OperatorCost]) -> Graph:
     return dataclasses.replace(graph, storages=tuple(storages))
 
 
-def _workspace_bytes(costs: Mapping[str, OperatorCost], signature: str) -> int:
-    cost = costs.get(signature)
-    return 0 if cost is None else cost.workspace_bytes
+def _workspace_bytes(graph: Graph, operation: Operation, costs: Mapping[str, OperatorCost]) -> int:
+    """What an operation allocates beyond the values in the graph; results nobody asked for included."""
+    cost = costs.get(operation.signature)
+    if cost is None:
+        return 0
+    wanted_bytes = sum(graph.storages[index].size_bytes for index in operation.outputs)
+    return cost.workspace_bytes + max(0, sum(cost.output_bytes) - wanted_bytes)
 
 
 def _could_run_here(graph: Graph, optimizer: OptimizerMemory) -> bool:
@@ -153,14 +164,6 @@ def _granularity_bytes(model: nn.Module, target: Device | None) -> int:
     if target is not None:
         return target.granularity_bytes
     return CUDA_GRANULARITY_BYTES if torch.device(_device_of(model)).type == "cuda" else 1
-
-
-def _optimizer_name(optimizer: OptimizerLike | None) -> str | None:
-    if optimizer is None or isinstance(optimizer, str):
-        return optimizer
-    if isinstance(optimizer, torch.optim.Optimizer):
-        return type(optimizer).__name__
-    return getattr(optimizer, "__name__", type(optimizer).__name__)
 
 
 def _parameter_counts(model: nn.Module) -> tuple[ParameterCount, ...]:

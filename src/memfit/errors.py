@@ -13,6 +13,11 @@ Messages are one paragraph: what happened, what was found, what to do.
 """
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, short enough for one paragraph."""
+    return next(iter(str(error).strip().splitlines()), "")
+
+
 class MemfitError(Exception):
     """Base of all errors raised by memfit."""
 

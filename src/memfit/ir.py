@@ -14,6 +14,16 @@ Note [Overwriting]
     and `overwrites` naming the input storage whose memory the output takes over. That input
     is dead afterwards: nothing reads it again. Planners may ignore the field (the operation
     is then run out of place), and may set it where they know the input dies.
+
+Note [Frames]
+    In the eager run, one node of autograd computes the backward of one forward operator with
+    several operations. What it reads and what it makes on the way is released when the node
+    returns, not after its last use. Neighbouring operations of one node share a `frame`.
+
+Note [Checkpoints]
+    A model may call `torch.utils.checkpoint` itself. The graph looks through it: every operation
+    appears once, and those of one checkpointed call, forward and backward, share a number. The
+    eager run computes the forward ones again; only its program (`plan/identity.py`) shows that.
 """
 
 import contextlib
@@ -80,6 +90,8 @@ class Operation:
     signature: str = ""  # equal signatures cost the same: operator, shapes, strides, dtypes, constants
     flops: int = 0
     random: bool = False  # draws from a generator
+    frame: int | None = None  # see Note [Frames]
+    checkpoint: int | None = None  # see Note [Checkpoints]
     module: str = ""
     source: str = ""
 
@@ -221,6 +233,11 @@ def _reading(noun: str) -> Iterator[None]:
 
 
 def _storage(fields: dict[str, Any]) -> Storage:
+    size_bytes = fields["size_bytes"]
+    if type(size_bytes) is not int or size_bytes < 0:
+        raise ValueError(f"a storage of {size_bytes!r} bytes")
+    if not all(type(size) is int for size in fields["shape"]):
+        raise ValueError(f"a storage of shape {fields['shape']!r}")
     return Storage(**fields | {"kind": Kind(fields["kind"]), "shape": tuple(fields["shape"])})
 
 

@@ -23,16 +23,18 @@ def parse_bytes(quantity: int | float | str) -> int:
     """
     if isinstance(quantity, bool):
         raise InvalidBudget(f"a number of bytes is needed, {quantity!r} was given")
+    number: int | float
     if isinstance(quantity, str):
         number, factor = _split_quantity(quantity)
     else:
-        number, factor = float(quantity), 1
-    if not math.isfinite(number) or number <= 0:
+        number, factor = quantity, 1
+    size_bytes = number * factor
+    if not (1 <= size_bytes < math.inf):
         raise InvalidBudget(
-            f"a number of bytes must be positive and finite, {quantity!r} was given; "
+            f"a number of bytes must be at least 1 and finite, {quantity!r} was given; "
             'write for example "6GiB" or 6442450944'
         )
-    return int(number * factor)
+    return int(size_bytes)
 
 
 def _split_quantity(quantity: str) -> tuple[float, int]:

@@ -46,7 +46,6 @@ def test_bytes_are_taken_as_they_are(given: str | float, expected: int) -> None:
     assert usable_bytes(given) == expected
 
 
-@pytest.mark.xfail(strict=True, reason="only what starts with a digit is taken for bytes")
 @pytest.mark.parametrize("given", [" 24GiB", ".5GiB"])
 def test_a_budget_reads_the_same_here_as_anywhere(given: str) -> None:
     from memfit.units import parse_bytes

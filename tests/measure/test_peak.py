@@ -1,3 +1,4 @@
+import pytest
 import torch
 from torch import nn
 
@@ -35,17 +36,15 @@ def test_what_is_resident_counts_towards_the_peak() -> None:
     assert (measured.resident_bytes, measured.peak_bytes) == (7 * KIB, 10 * KIB)
 
 
-def test_a_run_that_only_frees_peaks_where_it_starts() -> None:
+@pytest.mark.xfail(strict=True, reason="the profiler is silent about the release of what was there before it started")
+def test_what_a_run_frees_makes_room_for_what_it_allocates() -> None:
     held = [kib(5)]
-    measured = measure_peak(held.clear, resident=held)
-    assert measured.peak_bytes == 5 * KIB
 
+    def run() -> None:
+        held.clear()
+        held.append(kib(5))
 
-def test_garbage_of_before_is_not_freed_within_the_run() -> None:
-    cycle: list[object] = [kib(64)]
-    cycle.append(cycle)
-    del cycle
-    assert min(measure_peak(lambda: kib(1), resident=[]).live_bytes) == 0
+    assert measure_peak(run, resident=held).peak_bytes == 5 * KIB
 
 
 def test_the_run_happens_once() -> None:

@@ -17,6 +17,8 @@ class Step:
     makes: str = ""
     overwrites: str = ""
     phase: Phase = Phase.FORWARD
+    frame: int | None = None
+    checkpoint: int | None = None
 
 
 def graph_of(
@@ -47,6 +49,8 @@ def graph_of(
                 inputs=indices(step.reads),
                 outputs=indices(step.makes),
                 overwrites=names.index(step.overwrites) if step.overwrites else None,
+                frame=step.frame,
+                checkpoint=step.checkpoint,
                 module=f"module.of.{step.name}",
             )
             for step in steps
@@ -77,8 +81,11 @@ def graphs(draw: st.DrawFn) -> Graph:
             outputs = range(len(storages), len(storages) + count)
             storages += [_storage(draw, f"value{index}", kind) for index in outputs]
             name = f"operation{len(operations)}"
+            frame = draw(st.none() | st.integers(0, 1)) if phase is Phase.BACKWARD else None
             operations.append(
-                Operation(name=name, target=name, phase=phase, inputs=tuple(inputs), outputs=tuple(outputs))
+                Operation(
+                    name=name, target=name, phase=phase, inputs=tuple(inputs), outputs=tuple(outputs), frame=frame
+                )
             )
             readable += outputs
     made = [index for operation in operations for index in operation.outputs]

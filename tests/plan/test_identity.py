@@ -1,6 +1,5 @@
 from collections import Counter
 
-import pytest
 from handmade import Step, graph_of, graphs
 from hypothesis import given
 
@@ -87,6 +86,66 @@ def test_what_is_overwritten_is_not_freed_as_well() -> None:
     assert identity_program(graph).forward == (Compute(0), Compute(1))
 
 
+def test_what_a_frame_reads_and_makes_lasts_until_it_ends() -> None:
+    graph = graph_of(
+        dict.fromkeys(["tangent", "a", "b", "c"], (1, Kind.TEMPORARY)),
+        [
+            Step("one", reads="tangent", makes="a", phase=BACKWARD, frame=7),
+            Step("two", reads="a", makes="b", phase=BACKWARD, frame=7),
+            Step("three", reads="b", makes="c", phase=BACKWARD, frame=8),
+        ],
+        tangents="tangent",
+        held="c",
+    )
+    assert identity_program(graph).backward == (Compute(0), Compute(1), Free(0), Free(1), Compute(2), Free(2))
+
+
+def test_operations_that_are_no_neighbours_are_two_frames() -> None:
+    graph = graph_of(
+        dict.fromkeys(["tangent", "a", "b", "c"], (1, Kind.TEMPORARY)),
+        [
+            Step("one", reads="tangent", makes="a", phase=BACKWARD, frame=7),
+            Step("two", makes="b", phase=BACKWARD),
+            Step("three", reads="a b", makes="c", phase=BACKWARD, frame=7),
+        ],
+        tangents="tangent",
+        held="c",
+    )
+    assert identity_program(graph).backward == (Compute(0), Free(0), Compute(1), Compute(2), Free(1), Free(2))
+
+
+CHECKPOINTED = graph_of(
+    {
+        "x": (1, Kind.BATCH),
+        "a": (10, Kind.ACTIVATION),
+        "b": (100, Kind.ACTIVATION),
+        "out": (1_000, Kind.OUTPUT),
+        "tangent": (10_000, Kind.TEMPORARY),
+        "grad": (100_000, Kind.GRADIENT),
+    },
+    [
+        Step("first", reads="x", makes="a", checkpoint=0),
+        Step("second", reads="a", makes="b", checkpoint=0),
+        Step("third", reads="b", makes="out", checkpoint=0),
+        Step("back", reads="tangent a b", makes="grad", phase=BACKWARD, checkpoint=0),
+    ],
+    resident="x",
+    tangents="tangent",
+    held="out grad",
+)
+
+
+def test_values_inside_a_checkpoint_are_dropped_in_the_forward() -> None:
+    forward = identity_program(CHECKPOINTED).forward
+    assert forward == (Compute(0), Compute(1), Free(1), Compute(2), Free(2))
+
+
+def test_the_backward_computes_a_checkpoint_again_up_to_what_it_needs() -> None:
+    backward = identity_program(CHECKPOINTED).backward
+    assert [each.operation for each in backward if isinstance(each, Compute)] == [0, 1, 3]
+    assert {each.storage for each in backward if isinstance(each, Free)} == {1, 2, 4}
+
+
 def test_new_buffer_values_last_until_the_forward_ends() -> None:
     graph = graph_of(
         {"mean": (1, Kind.TEMPORARY), "out": (1, Kind.OUTPUT), "grad": (1, Kind.GRADIENT)},
@@ -97,7 +156,6 @@ def test_new_buffer_values_last_until_the_forward_ends() -> None:
     assert identity_program(graph).forward == (Compute(0), Compute(1), Free(0))
 
 
-@pytest.mark.xfail(strict=True, reason="new buffer values are freed when the forward ends, needed or not")
 def test_a_new_buffer_value_that_the_backward_reads_is_there_when_it_does() -> None:
     graph = graph_of(
         {"scale": (1, Kind.ACTIVATION), "out": (1, Kind.OUTPUT), "grad": (1, Kind.GRADIENT)},

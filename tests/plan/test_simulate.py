@@ -140,7 +140,6 @@ def test_the_first_of_two_equal_peaks_is_the_peak() -> None:
     assert simulate(graph, identity_program(graph)).peak.label == "one"
 
 
-@pytest.mark.xfail(strict=True, raises=IndexError, reason="there is no moment to be the peak")
 def test_a_graph_without_operations_peaks_at_what_is_resident() -> None:
     graph = graph_of({"weight": (100, Kind.PARAMETER)}, [], resident="weight", held="weight")
     assert simulate(graph, identity_program(graph)).peak_bytes == 100
@@ -168,8 +167,10 @@ def _by_last_use(graph: Graph) -> list[int]:
     """The same from intervals: a value is live from its maker to its last reader."""
     uses: dict[int, list[int]] = {}
     for position, operation in enumerate(graph.operations):
-        for index in (*operation.inputs, *operation.outputs):
+        for index in operation.outputs:
             uses.setdefault(index, []).append(position)
+        for index in (*operation.inputs, *operation.outputs):
+            uses.setdefault(index, []).append(_end_of_frame(graph, position))
     last = len(graph.operations) - 1
     backward_start = next(
         position for position, operation in enumerate(graph.operations) if operation.phase is Phase.BACKWARD
@@ -193,6 +194,13 @@ def _by_last_use(graph: Graph) -> list[int]:
         sum(graph.storages[index].size_bytes for index, (start, end) in intervals.items() if start <= position <= end)
         for position in range(last + 1)
     ]
+
+
+def _end_of_frame(graph: Graph, position: int) -> int:
+    frame = graph.operations[position].frame
+    while frame is not None and position + 1 < len(graph.operations) and graph.operations[position + 1].frame == frame:
+        position += 1
+    return position
 
 
 @given(graphs(), st.sampled_from([1, 2, 512]))

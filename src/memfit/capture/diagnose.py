@@ -4,7 +4,7 @@ import traceback
 
 from memfit import _torch
 from memfit.capture.record import in_library, short_line
-from memfit.errors import CaptureError
+from memfit.errors import CaptureError, first_line
 
 
 def explain(error: Exception, *, model_name: str, module: str) -> CaptureError:
@@ -38,5 +38,4 @@ def _reason(error: Exception) -> tuple[str, str]:
             f"the size of a result depends on values ({error.func})",
             "use a form with a fixed size, such as a mask, or leave that part out of the module that is captured",
         )
-    first_line = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {first_line}", "check that the model runs on this sample by itself"
+    return f"{type(error).__name__}: {first_line(error)}", "check that the model runs on this sample by itself"

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Iterator
 
 from memfit import _torch
+from memfit.capture.construction import Construction
 
 
 @contextlib.contextmanager
@@ -16,5 +17,5 @@ def without_weights() -> Iterator[None]:
     >>> memfit.estimate(model, batch).peak_bytes > 20 * 10**9
     True
     """
-    with _torch.FakeTensorMode(allow_non_fake_inputs=True):
+    with _torch.FakeTensorMode(allow_non_fake_inputs=True), Construction():
         yield

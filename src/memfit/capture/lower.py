@@ -20,6 +20,7 @@ from torch.utils.flop_counter import flop_registry
 
 from memfit.capture.nodes import (
     arguments_of,
+    autograd_node,
     is_backward,
     is_operator,
     is_random,
@@ -37,7 +38,7 @@ from memfit.ops.inplace import in_place_form
 
 def lower(joint: Joint) -> Graph:
     """Describe a joint graph as storages and operations, in the eager run's order."""
-    return _Lowering(joint.graph_module.graph).graph()
+    return _Lowering(joint.graph_module.graph, joint.input_names).graph()
 
 
 @dataclasses.dataclass
@@ -52,8 +53,9 @@ class _Draft:
 
 
 class _Lowering:
-    def __init__(self, graph: fx.Graph) -> None:
+    def __init__(self, graph: fx.Graph, input_names: list[str]) -> None:
         self._nodes = list(graph.nodes)
+        self._input_names = input_names
         self._indices: dict[int, int] = {}  # torch's storage identity to ours
         self._drafts: list[_Draft] = []
         self._parameters: dict[str, int] = {}
@@ -63,6 +65,7 @@ class _Lowering:
         self._written_back: list[int] = []
         self._gradients: dict[int, int] = {}  # parameter to gradient
         self._operations: list[Operation] = []
+        self._frames: dict[int, int] = {}
         self._last_use = self._find_last_uses()
 
     def graph(self) -> Graph:
@@ -90,11 +93,21 @@ class _Lowering:
         for value in tensors_of(node):
             if storage_key(value) not in self._indices:
                 is_tangent = kind is Kind.TEMPORARY
-                index = self._add(value, path or node.name, _owner(path), Phase.BACKWARD if is_tangent else None)
+                name = path or self._input_name(description) or node.name
+                index = self._add(value, name, _owner(path), Phase.BACKWARD if is_tangent else None)
                 self._drafts[index].kind = kind
                 (self._tangents if is_tangent else self._resident).append(index)
             if kind is Kind.PARAMETER:
                 self._parameters[path] = self._indices[storage_key(value)]
+
+    def _frame(self, node: fx.Node) -> int | None:
+        """Autograd's own numbers go on from capture to capture; ours start at 0."""
+        number = autograd_node(node)
+        return None if number is None else self._frames.setdefault(number, len(self._frames))
+
+    def _input_name(self, description: Any) -> str:
+        place = getattr(description, "idx", len(self._input_names))
+        return self._input_names[place] if place < len(self._input_names) else ""
 
     def _add_operation(self, node: fx.Node, position: int) -> None:
         phase = Phase.BACKWARD if is_backward(node) else Phase.FORWARD
@@ -115,6 +128,8 @@ class _Lowering:
                 signature=signature.encode(node.target, args, kwargs),
                 flops=_flops(node, args, kwargs),
                 random=is_random(node),
+                frame=self._frame(node),
+                checkpoint=mark.checkpoint,
                 module=mark.module,
                 source=mark.source,
             )

@@ -47,6 +47,12 @@ def is_backward(node: fx.Node) -> bool:
     return bool(node.meta.get("autograd_backward")) or node.meta.get("partitioner_tag") == "is_backward"
 
 
+def autograd_node(node: fx.Node) -> int | None:
+    """The number of the autograd node that made this node, None in the forward pass."""
+    number: int | None = node.meta.get("seq_nr") if is_backward(node) else None
+    return number
+
+
 def is_random(node: fx.Node) -> bool:
     """Whether a node draws from a generator."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
@@ -64,7 +70,42 @@ def works_in_place(node: fx.Node) -> bool:
     """Whether the eager run writes the result of this node over its first argument."""
     if not node.args or not isinstance(node.args[0], fx.Node):
         return False
-    return _accumulates(node) if is_backward(node) else mark_of(node).in_place
+    if is_backward(node):
+        return _accumulates(node) or _scatters_into_zeros(node)
+    return mark_of(node).in_place or _adds_bias(node)
+
+
+def _adds_bias(node: fx.Node) -> bool:
+    """Whether `linear` adds its bias here: in place in the eager run, out of place under a trace."""
+    if node.target is not torch.ops.aten.add.Tensor or len(node.args) != 2 or node.kwargs:
+        return False
+    product, bias = node.args
+    while isinstance(product, fx.Node) and is_view(product):
+        product = product.args[0]
+    return (
+        isinstance(product, fx.Node)
+        and product.target in _PRODUCTS
+        and isinstance(bias, fx.Node)
+        and type(bias.meta.get("desc")).__name__ == "ParamAOTInput"
+        and mark_of(product) == mark_of(node)
+    )
+
+
+_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.bmm.default}
+
+
+def _scatters_into_zeros(node: fx.Node) -> bool:
+    """Whether a backward formula writes into zeros it just made: in place, except under a trace."""
+    first = node.args[0]
+    return (
+        getattr(node.target, "overloadpacket", None) in _SCATTERS
+        and isinstance(first, fx.Node)
+        and getattr(first.target, "overloadpacket", None) in _ZEROS
+    )
+
+
+_SCATTERS = {torch.ops.aten.index_put, torch.ops.aten.scatter_add, torch.ops.aten.index_add, torch.ops.aten.scatter}
+_ZEROS = {torch.ops.aten.zeros, torch.ops.aten.new_zeros, torch.ops.aten.zeros_like}
 
 
 def _accumulates(node: fx.Node) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from memfit.errors import InvalidInput
+
 
 @dataclasses.dataclass(frozen=True)
 class _TensorSlot:
@@ -86,7 +88,7 @@ def _fill(leaf: _TensorSlot | _Constant | _Dataclass, tensors: Sequence[torch.Te
 
 def _named_tensors(output: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     for path, leaf in pytree.tree_flatten_with_path(output)[0]:
-        name = prefix + ".".join(_key_name(key) for key in path)
+        name = prefix + ".".join(key_name(key) for key in path)
         if isinstance(leaf, torch.Tensor):
             yield name or "output", leaf
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
@@ -94,7 +96,8 @@ def _named_tensors(output: Any, prefix: str = "") -> Iterator[tuple[str, torch.T
             yield from _named_tensors(fields, f"{name}." if name else "")
 
 
-def _key_name(key: Any) -> str:
+def key_name(key: Any) -> str:
+    """What a step on the way to a leaf is called."""
     for attribute in ("name", "key", "idx"):
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
@@ -107,6 +110,8 @@ def differentiated(tensors: Sequence[torch.Tensor], backward_from: str) -> tuple
     `"all"`: every output that requires a gradient. `"auto"`: the only scalar among them if
     there is one (a loss beside logits), otherwise all.
     """
+    if backward_from not in ("auto", "all"):
+        raise InvalidInput(f'backward_from is "auto" or "all", {backward_from!r} was given')
     requiring = [index for index, tensor in enumerate(tensors) if tensor.requires_grad]
     scalars = [index for index in requiring if tensors[index].dim() == 0]
     if backward_from == "auto" and len(scalars) == 1:

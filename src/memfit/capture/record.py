@@ -13,6 +13,7 @@ Note [Known values]
 """
 
 import dataclasses
+import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.nn.modules.module import (
     register_module_forward_hook,
@@ -34,10 +36,12 @@ from memfit import _torch
 
 ANNOTATION = "memfit"
 _LARGEST_KNOWN_NUMEL = 2**20
+_WRITE_OUT = torch.ops.aten.lift_fresh.default  # what torch.tensor([1, 2]) ends with
 _LIBRARY_FOLDERS = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
 )
+_CHECKPOINT_CODE = inspect.unwrap(torch.utils.checkpoint.checkpoint).__code__
 _TRACE_FILE = os.path.join(os.path.dirname(__file__), "trace.py")  # where the model's own frames end
 
 
@@ -48,6 +52,7 @@ class Mark:
     module: str
     source: str
     in_place: bool
+    checkpoint: int | None = None  # which call of torch.utils.checkpoint it happened in
 
 
 class ModuleStack:
@@ -98,6 +103,9 @@ class KnownValues:
 
     def follow(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Compute beside the trace what `operator` made, if that is known."""
+        if operator is _WRITE_OUT and type(args[0]) is torch.Tensor:
+            self._values[result] = args[0]
+            return
         tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         known = [self._lookup(tensor) for tensor in tensors]
         if any(value is None for value in known) or _is_random(operator) or not _is_small(result):
@@ -112,6 +120,8 @@ class KnownValues:
         for leaf, value in zip(pytree.tree_leaves(result), pytree.tree_leaves(real), strict=True):
             if isinstance(leaf, torch.Tensor):
                 self._values[leaf] = value
+                if hasattr(leaf, "elem"):  # what a traced tensor wraps: tolist() asks there
+                    self._values[leaf.elem] = value
 
     def _lookup(self, tensor: torch.Tensor) -> torch.Tensor | None:
         value: torch.Tensor | None = self._values.get(tensor)
@@ -134,7 +144,17 @@ class Recorder(TorchDispatchMode):
     def __init__(self, modules: ModuleStack) -> None:
         super().__init__()
         self._modules = modules
+        self.saw_autocast = False  # whether any operator ran inside an autocast region
         self._known = KnownValues()
+        self._checkpoints: list[FrameType] = []  # kept, so that no later frame has the place of an earlier one
+
+    def _caller(self) -> tuple[str, int | None]:
+        """The line of the model's code that is running, and the checkpoint it runs in."""
+        frames = model_frames()
+        outermost = next((frame for frame in reversed(frames) if frame.f_code is _CHECKPOINT_CODE), None)
+        if outermost is not None and outermost not in self._checkpoints:
+            self._checkpoints.append(outermost)
+        return user_line(frames), None if outermost is None else self._checkpoints.index(outermost)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -142,7 +162,9 @@ class Recorder(TorchDispatchMode):
             answer = self._known.answer(args[0])
             if answer is not None:
                 return answer
-        mark = Mark(self._modules.innermost, user_line(), _overwrites_first(func))
+        self.saw_autocast = self.saw_autocast or torch.is_autocast_enabled(_device_type(args))
+        source, checkpoint = self._caller()
+        mark = Mark(self._modules.innermost, source, _overwrites_first(func), checkpoint)
         with _torch.annotation({ANNOTATION: mark}):
             result = _call(func, args, kwargs)
         self._known.follow(func, args, kwargs, result)
@@ -168,33 +190,41 @@ def _call(operator: Any, args: Any, kwargs: Any) -> Any:
     return tensor
 
 
-def user_line() -> str:
+def model_frames() -> list[FrameType]:
+    """What is running between here and the call of the model, innermost first."""
+    frames = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename != _TRACE_FILE:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def user_line(frames: list[FrameType]) -> str:
     """The line of the model's code that is running, as `folder/file.py:12`.
 
     That is the innermost line outside torch; for a model made of nothing but torch's own
     modules, the innermost `forward`.
     """
-    forward_line = ""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != _TRACE_FILE:
-        filename = frame.f_code.co_filename
-        if not in_library(filename) and not filename.startswith("<frozen"):
-            return short_line(filename, frame.f_lineno)
-        if not forward_line and frame.f_code.co_name == "forward":
-            forward_line = short_line(filename, frame.f_lineno)
-        frame = frame.f_back
-    return forward_line
+    foreign = (frame for frame in frames if not in_library(frame.f_code.co_filename))
+    forwards = (frame for frame in frames if frame.f_code.co_name == "forward")
+    frame = next(foreign, None) or next(forwards, None)
+    return "" if frame is None else short_line(frame.f_code.co_filename, frame.f_lineno)
 
 
 def in_library(filename: str) -> bool:
     """Whether a file belongs to torch or to memfit rather than to the user."""
-    return filename.startswith(_LIBRARY_FOLDERS)
+    return filename.startswith(_LIBRARY_FOLDERS) or filename.startswith("<frozen")
 
 
 def short_line(filename: str, line: int) -> str:
     """A line of code without the folders that differ from machine to machine."""
     folder, name = os.path.split(filename)
     return f"{os.path.basename(folder)}/{name}:{line}" if folder else f"{name}:{line}"
+
+
+def _device_type(args: Any) -> str:
+    return next((leaf.device.type for leaf in args if isinstance(leaf, torch.Tensor)), "cpu")
 
 
 def _overwrites_first(operator: Any) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from memfit.capture.outputs import key_name
 from memfit.errors import InvalidModel, InvalidSample
 
 
@@ -29,6 +30,11 @@ class Sample:
         if isinstance(sample, Mapping):
             return cls((), dict(sample))
         return cls((sample,))
+
+    def leaf_names(self) -> list[str]:
+        """What to call each leaf: `input_ids`, `x.0`; positional arguments by their place."""
+        leaves = pytree.tree_flatten_with_path((self.args, dict(self.kwargs)))[0]
+        return [".".join(key_name(key) for key in path[1:]) for path, _ in leaves]
 
     def tensors(self) -> Iterator[torch.Tensor]:
         leaves = pytree.tree_leaves((self.args, dict(self.kwargs)))
@@ -70,5 +76,5 @@ def _check_devices(model: nn.Module, sample: Sample) -> None:
     if "meta" in model_devices | sample_devices:
         raise InvalidModel(
             "the model is on the meta device, on which a training step cannot be traced; "
-            "build it under torch._subclasses.FakeTensorMode (or memfit.empty()) instead"
+            "build it under `with memfit.without_weights():` instead"
         )

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,9 +25,11 @@ class Joint:
     """A traced forward and backward pass. Can be turned into a callable inside `traced` only."""
 
     export: _torch.JointWithDescriptors
+    input_names: list[str]  # of the sample's leaves
     template: OutputTemplate
     differentiated: tuple[int, ...]  # outputs the backward pass starts from
     undifferentiated: tuple[int, ...]  # outputs that require a gradient but are not among them
+    cast_anew: tuple[str, ...] = ()  # parameters that autocast casts once and the trace at every use
 
     @property
     def state_paths(self) -> list[str]:
@@ -78,9 +81,11 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
     assert subject.template is not None
     return Joint(
         export=export,
+        input_names=sample.leaf_names(),
         template=subject.template,
         differentiated=subject.differentiated,
         undifferentiated=subject.undifferentiated,
+        cast_anew=_cast_anew(export.graph_module) if subject.caches_casts else (),
     )
 
 
@@ -92,6 +97,7 @@ class _Subject(nn.Module):
         self.model = model
         self.module_stack = ModuleStack(model)
         self._backward_from = backward_from
+        self.caches_casts = torch.is_autocast_cache_enabled()  # asked here: a trace switches it off
         self.template: OutputTemplate | None = None
         self.differentiated: tuple[int, ...] = ()
         self.undifferentiated: tuple[int, ...] = ()
@@ -99,8 +105,12 @@ class _Subject(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         modules = self.module_stack
-        with modules.following(), _torch.eager_dispatch(), Recorder(modules):
+        recorder = Recorder(modules)
+        with modules.following(), _torch.eager_dispatch(), recorder:
+            buffers = _buffers_by_place(self.model)
             output = self.model(*args, **kwargs)
+            _keep_buffers(self.model, buffers)
+        self.caches_casts = self.caches_casts and recorder.saw_autocast
         tensors, self.template = take_apart(output)
         self.differentiated = differentiated(tensors, self._backward_from)
         if not self.differentiated:
@@ -114,6 +124,21 @@ class _Subject(nn.Module):
         return tuple(
             tensor if index in self.differentiated else tensor.detach() for index, tensor in enumerate(tensors)
         )
+
+
+def _cast_anew(graph_module: fx.GraphModule) -> tuple[str, ...]:
+    """Parameters that are cast to one dtype more than once.
+
+    Outside a trace autocast keeps the first cast and adds up gradients in the lower precision;
+    in a trace every use casts and gradients are added up in full precision.
+    """
+    casts = Counter(
+        (node.args[0].meta["desc"].target, node.kwargs.get("dtype"))
+        for node in graph_module.graph.nodes
+        if node.target is torch.ops.aten._to_copy.default
+        and type(node.args[0].meta.get("desc")).__name__ == "ParamAOTInput"
+    )
+    return tuple(path.removeprefix(ROOT + ".") for (path, _), count in casts.items() if count > 1)
 
 
 def _as_fake_as(model: nn.Module, sample: Sample) -> Sample:
@@ -133,21 +158,42 @@ def _fake(mode: _torch.FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Undo what a forward leaves on its modules (counters, cached masks made of fakes)."""
-    before = [(module, dict(module.__dict__), _registries(module)) for module in model.modules()]
+    """Undo what a forward leaves on its modules: counters, lists, cached masks made of fakes."""
+    before = [(module, dict(module.__dict__), _contents(module)) for module in model.modules()]
     try:
         yield
     finally:
-        for module, attributes, registries in before:
+        for module, attributes, contents in before:
             module.__dict__.clear()
             module.__dict__.update(attributes)
-            for registry, content in zip(_REGISTRIES, registries, strict=True):
-                module.__dict__[registry].clear()
-                module.__dict__[registry].update(content)
+            for container, content in contents:
+                container.clear()
+                (container.extend if isinstance(container, list) else container.update)(content)
 
 
-_REGISTRIES = ("_parameters", "_buffers", "_modules")
+def _contents(module: nn.Module) -> list[tuple[Any, Any]]:
+    """The containers among a module's attributes (parameters and buffers among them), and copies."""
+    return [(value, value.copy()) for value in module.__dict__.values() if isinstance(value, list | dict | set)]
 
 
-def _registries(module: nn.Module) -> tuple[dict[str, Any], ...]:
-    return tuple(dict(module.__dict__[registry]) for registry in _REGISTRIES)
+def _buffers_by_place(model: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
+    return {
+        (id(module), name): buffer
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    }
+
+
+def _keep_buffers(model: nn.Module, before: dict[tuple[int, str], torch.Tensor]) -> None:
+    """Write into a buffer what a forward put in its place: only what is written is traced."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            old = before.get((id(module), name))
+            if buffer is old or buffer is None:
+                continue
+            if old is None or (old.shape, old.dtype) != (buffer.shape, buffer.dtype):
+                raise ValueError(f"the buffer {name!r} is given a tensor of another shape or dtype; write into it")
+            with torch.no_grad():
+                old.copy_(buffer)
+            module._buffers[name] = old

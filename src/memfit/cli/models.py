@@ -11,7 +11,6 @@ from torch import nn
 
 from memfit import _torch
 from memfit.cli import reference as references
-from memfit.cli.construction import Construction
 from memfit.cli.reference import Reference
 from memfit.errors import InvalidModel
 
@@ -37,7 +36,7 @@ class ModelFactory:
     def build(self, dtype: torch.dtype | None = None) -> nn.Module:
         """Make the model in training mode. Call it under `memfit.without_weights()`."""
         make = _from_configuration if _is_transformers_model(self.callable) else _called
-        with self._explaining(), _without_values(self.reference), default_dtype(dtype), Construction():
+        with self._explaining(), _without_values(self.reference), default_dtype(dtype):
             model = make(self.reference, self.callable, dtype)
         if not isinstance(model, nn.Module):
             self.reference.fail(

@@ -82,7 +82,7 @@ def find_device(name: str) -> Device:
 
 def usable_bytes(device: str | int | float) -> int:
     """The memory for tensors of a device given by name or by its bytes."""
-    if isinstance(device, str) and not device[:1].isdigit():
+    if isinstance(device, str) and not device.strip()[:1].isdigit() and not device.strip().startswith("."):
         return find_device(device).usable_bytes
     return parse_bytes(device)
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit import _torch
-from memfit.errors import InvalidInput
+from memfit.errors import InvalidInput, first_line
 from memfit.ir import OptimizerMemory
 
 OptimizerLike = str | Optimizer | Callable[..., Optimizer]
@@ -34,15 +34,23 @@ def optimizer_memory(optimizer: OptimizerLike, parameters: Sequence[nn.Parameter
     anything that makes one from parameters.
     """
     mode = _torch.FakeTensorMode()
-    with mode:
+    with mode, _StepCounts(), _explaining(optimizer_name(optimizer)):
         twin, stand_ins = _twin(optimizer, parameters)
         for stand_in in stand_ins:
             stand_in.grad = torch.empty_like(stand_in)
-        with _StepCounts(), _explaining(twin):
+        twin.step()
+        with _LiveBytes() as live:
             twin.step()
-            with _LiveBytes() as live:
-                twin.step()
     return OptimizerMemory(state_bytes=_state_bytes(twin), workspace_bytes=live.peak_bytes)
+
+
+def optimizer_name(optimizer: OptimizerLike) -> str:
+    """What to call an optimizer in a sentence."""
+    if isinstance(optimizer, str):
+        return optimizer
+    if isinstance(optimizer, Optimizer):
+        return type(optimizer).__name__
+    return getattr(optimizer, "__name__", type(optimizer).__name__)
 
 
 def _twin(optimizer: OptimizerLike, parameters: Sequence[nn.Parameter]) -> tuple[Optimizer, list[nn.Parameter]]:
@@ -125,11 +133,13 @@ class _StepCounts(TorchDispatchMode):
 
 
 @contextlib.contextmanager
-def _explaining(optimizer: Optimizer) -> Iterator[None]:
+def _explaining(name: str) -> Iterator[None]:
     try:
         yield
+    except InvalidInput:
+        raise
     except Exception as error:
         raise InvalidInput(
-            f"{type(optimizer).__name__} could not be stepped without memory ({type(error).__name__}: {error}); "
+            f"the optimizer {name} could not be stepped without memory ({type(error).__name__}: {first_line(error)}); "
             "estimate without an optimizer and add its state by hand"
         ) from error

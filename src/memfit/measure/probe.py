@@ -68,11 +68,10 @@ def device_name(device: str) -> str:
 
 
 def _probe(signature: str, *, timed: bool) -> OperatorCost | None:
-    if 2 * _argument_bytes(signature) > _LARGEST_SHARE * psutil.virtual_memory().available:
-        log.warning("too big to measure here: %s", signature[:80])
-        return None
     generator_state = torch.get_rng_state()
     try:
+        if 2 * _argument_bytes(signature) > _LARGEST_SHARE * psutil.virtual_memory().available:
+            raise MemoryError("too big to measure here")
         with torch.no_grad():
             operator, args, kwargs = signatures.decode(signature)
             args = _PREPARATIONS.get(str(operator), _as_they_are)(args)

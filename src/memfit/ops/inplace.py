@@ -4,20 +4,18 @@ from typing import Any
 
 import torch
 
-# Operators whose in-place form has another overload name than the functional one.
-_RENAMED = {"aten.bernoulli.p": ("bernoulli_", "float")}
-
 
 def in_place_form(target: Any) -> Any | None:
     """The operator that does the same as `target` into its first argument, if there is one."""
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return None
-    name, overload = _RENAMED.get(str(target), (target._opname + "_", target._overloadname))
-    packet = getattr(torch.ops.aten, name, None)
-    form = getattr(packet, overload, None) if packet is not None else None
-    if form is None or not _same_arguments(target, form):
+    packet = getattr(torch.ops.aten, target._opname + "_", None)
+    if packet is None:
         return None
-    return form
+    # Mostly of the same name; bernoulli.p has bernoulli_.float, pow.Tensor_Scalar has pow_.Scalar.
+    overloads = sorted(packet.overloads(), key=lambda name: name != target._overloadname)
+    forms = (getattr(packet, overload) for overload in overloads)
+    return next((form for form in forms if _same_arguments(target, form)), None)
 
 
 def _same_arguments(target: Any, form: Any) -> bool:

@@ -9,6 +9,7 @@ Note [What a step is]
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from memfit.ir import Compute, Graph, Instruction, Kind, OptimizerMemory, Phase, Program
@@ -32,9 +33,9 @@ class Moment:
 class Timeline:
     """The live bytes of a whole training step."""
 
-    moments: tuple[Moment, ...]
+    moments: tuple[Moment, ...]  # one for every operation that runs, or the start alone
     peak_position: int  # index into moments
-    peak_storages: tuple[int, ...]  # what is live at the peak, biggest first
+    peak_storages: tuple[int, ...]  # what is live at the peak, biggest first; twice what lives twice
     resident_bytes: int  # before the step: parameters, buffers, optimizer state, batch
 
     @property
@@ -62,13 +63,14 @@ def simulate(
     memory = _Memory(graph, optimizer, granularity_bytes)
     resident_bytes = memory.total_bytes()
     workspaces = workspace_bytes or [0] * len(graph.operations)
-    moments = [*_walk(memory, program.forward, workspaces)]
+    moments = _walk(memory, program.forward, workspaces)
     for storage in graph.tangents:
         memory.allocate(storage)
     moments += _walk(memory, program.backward, workspaces)
     if optimizer != OptimizerMemory():
         moments.append(memory.moment("step", "optimizer", "", optimizer.workspace_bytes))
-    position = max(range(len(moments)), key=lambda index: moments[index].live_bytes, default=0)
+    moments = moments or [memory.moment("start", Phase.FORWARD, "", 0)]
+    position = max(range(len(moments)), key=lambda index: moments[index].live_bytes)
     return Timeline(
         moments=tuple(moments),
         peak_position=position,
@@ -124,18 +126,19 @@ def _walk(memory: _Memory, instructions: Sequence[Instruction], workspaces: Sequ
 
 
 def _live_at(graph: Graph, program: Program, position: int) -> tuple[int, ...]:
-    """The storages that are live during the operation at `position`, biggest first."""
-    live = set(graph.resident)
+    """The storages that are live at the moment at `position`, biggest first."""
+    live = Counter(graph.resident)
     computed = 0
     for phase, instructions in ((Phase.FORWARD, program.forward), (Phase.BACKWARD, program.backward)):
         if phase is Phase.BACKWARD:
             live.update(graph.tangents)
         for instruction in instructions:
             if not isinstance(instruction, Compute):
-                live.discard(instruction.storage)
+                live[instruction.storage] -= 1
                 continue
             operation = graph.operations[instruction.operation]
-            live.discard(-1 if operation.overwrites is None else operation.overwrites)
+            if operation.overwrites is not None:
+                live[operation.overwrites] -= 1
             live.update(operation.outputs)
             if computed == position:
                 return _biggest_first(graph, live)
@@ -143,5 +146,5 @@ def _live_at(graph: Graph, program: Program, position: int) -> tuple[int, ...]:
     return _biggest_first(graph, live)
 
 
-def _biggest_first(graph: Graph, storages: set[int]) -> tuple[int, ...]:
-    return tuple(sorted(storages, key=lambda storage: (-graph.storages[storage].size_bytes, storage)))
+def _biggest_first(graph: Graph, live: Counter[int]) -> tuple[int, ...]:
+    return tuple(sorted(live.elements(), key=lambda storage: (-graph.storages[storage].size_bytes, storage)))

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping
 
 from memfit.units import format_bytes
 
-_BLOCK = re.compile(r"(?P<path>(?:.*\.)?)(?P<number>[0-9]+)")
+_BLOCK = re.compile(r"(?P<path>(?:.*[^0-9])?)(?P<number>0|[1-9][0-9]*)")  # "layers.3", "encoder_layer_3"
 
 
 def equal_blocks_as_one(sizes: Mapping[str, int]) -> list[tuple[str, int]]:
     """Labels and bytes, biggest first; blocks of one list that are equally big share a label.
 
-    >>> equal_blocks_as_one({"h.0": 5, "h.1": 5, "h.3": 5, "h.2": 7, "head": 8})
-    [('h.0-1,3 (3 of 5 B)', 15), ('head', 8), ('h.2', 7)]
+    >>> equal_blocks_as_one({"h.0": 5, "h.1": 5, "h.3": 5, "h.2": 7, "head": 8, "h.04": 5})
+    [('h.0-1,3 (3 of 5 B)', 15), ('head', 8), ('h.2', 7), ('h.04', 5)]
     """
     rows: list[tuple[str, int]] = []
     lists: defaultdict[tuple[str, int], list[int]] = defaultdict(list)

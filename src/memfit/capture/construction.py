@@ -24,22 +24,23 @@ _ASK = torch.ops.aten._local_scalar_dense.default
 
 
 class Construction(TorchDispatchMode):
-    """Answers what can be answered, see Note [Questions of constructors]. Enter it after `without_weights`."""
+    """Answers what can be answered, see Note [Questions of constructors]."""
 
     def __init__(self) -> None:
         super().__init__()
         self._known = KnownValues()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         if func is _ASK:
             if _asked_by_initialization():
-                return args[0].dtype.is_floating_point and 0.0
+                return 0.0 if args[0].is_floating_point() else 0
             answer = self._known.answer(args[0])
             if answer is not None:
                 return answer
-        result = func(*args, **kwargs or {})
+        result = func(*args, **kwargs)
         if all(tensor.numel() <= _LARGEST_NUMEL for tensor in _tensors(result)):
-            self._known.follow(func, args, kwargs or {}, result)
+            self._known.follow(func, args, kwargs, result)
         return result
 
 
