@@ -20,7 +20,7 @@ from memfit.execute.compiled import CompiledCall
 from memfit.ir import Graph, Operation, OptimizerMemory, without_prefix
 from memfit.measure.cost import OperatorCost
 from memfit.measure.devices import CUDA_GRANULARITY_BYTES, Device, find_device
-from memfit.measure.optimizer import OptimizerLike, optimizer_memory, optimizer_name
+from memfit.measure.optimizer import OptimizerLike, check_optimizer, optimizer_memory, optimizer_name
 from memfit.measure.probe import Progress, measured_costs
 from memfit.plan.identity import identity_program
 from memfit.plan.simulate import simulate
@@ -50,8 +50,9 @@ def estimate(
     where the step could run on this machine.
     """
     target = None if device is None else find_device(device)
-    needs = OptimizerMemory() if optimizer is None else optimizer_memory(optimizer, list(model.parameters()))
+    check_optimizer(optimizer)
     graph = _captured_graph(model, sample, loss, backward_from)
+    needs = OptimizerMemory() if optimizer is None else optimizer_memory(optimizer, list(model.parameters()))
     if measure is None:
         measure = target is None and _could_run_here(graph, needs)
     costs = _costs(graph, _device_of(model), progress) if measure else {}

@@ -2,9 +2,14 @@
 
 import traceback
 
+import torch
+import torch.utils.checkpoint
+
 from memfit import _torch
 from memfit.capture.record import in_library, short_line
 from memfit.errors import CaptureError, first_line
+
+_REENTRANT_CODE = torch.utils.checkpoint.CheckpointFunction.backward.__code__
 
 
 def explain(error: Exception, *, model_name: str, module: str) -> CaptureError:
@@ -27,6 +32,8 @@ def _failing_line(error: Exception) -> str:
 
 
 def _reason(error: Exception) -> tuple[str, str]:
+    if any(frame.f_code is _REENTRANT_CODE for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return "a reentrant checkpoint cannot be followed", "call torch.utils.checkpoint with use_reentrant=False"
     if isinstance(error, _torch.DataDependentOutputException):
         return (
             f"the code asks for the value of a tensor that depends on the batch or on the weights ({error.func})",

@@ -67,6 +67,9 @@ class _Lowering:
         self._operations: list[Operation] = []
         self._frames: dict[int, int] = {}
         self._last_use = self._find_last_uses()
+        self._forward_targets = {
+            node.meta.get("seq_nr"): node.target for node in self._nodes if is_operator(node) and not is_backward(node)
+        }
 
     def graph(self) -> Graph:
         for node in self._nodes:
@@ -202,7 +205,8 @@ class _Lowering:
 
     def _overwritten(self, node: fx.Node, position: int) -> int | None:
         """The storage the eager run overwrites here, see Note [Overwriting] in `ir.py`."""
-        if not works_in_place(node) or in_place_form(node.target) is None:
+        differentiated = self._forward_targets.get(autograd_node(node))
+        if not works_in_place(node, differentiated) or in_place_form(node.target) is None:
             return None
         first: Any = node.args[0]
         value, result = first.meta["val"], node.meta["val"]
@@ -245,13 +249,21 @@ def _merged(operations: list[Operation], accumulations: list[Operation]) -> list
     maker = {storage: place for place, operation in enumerate(operations) for storage in operation.outputs}
     waiting: dict[int, list[Operation]] = defaultdict(list)
     for accumulation in accumulations:
-        place = max(maker.get(storage, -1) for storage in accumulation.inputs)
+        place = _end_of_frame(operations, max(maker.get(storage, -1) for storage in accumulation.inputs))
         maker[accumulation.outputs[0]] = place
         waiting[place].append(accumulation)
     merged = list(waiting[-1])
     for place, operation in enumerate(operations):
         merged += [operation, *waiting[place]]
     return merged
+
+
+def _end_of_frame(operations: list[Operation], place: int) -> int:
+    """Autograd accumulates when the node that made the gradient has returned."""
+    frame = operations[place].frame if place >= 0 else None
+    while frame is not None and place + 1 < len(operations) and operations[place + 1].frame == frame:
+        place += 1
+    return place
 
 
 def _owner(path: str) -> Mark:

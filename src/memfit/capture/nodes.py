@@ -66,12 +66,16 @@ def is_view(node: fx.Node) -> bool:
     return any(storage_key(tensor) in own for source in node.all_input_nodes for tensor in tensors_of(source))
 
 
-def works_in_place(node: fx.Node) -> bool:
-    """Whether the eager run writes the result of this node over its first argument."""
+def works_in_place(node: fx.Node, differentiated: Any) -> bool:
+    """Whether the eager run writes the result of this node over its first argument.
+
+    `differentiated` is the operator whose backward this node is a part of, None in the forward.
+    """
     if not node.args or not isinstance(node.args[0], fx.Node):
         return False
     if is_backward(node):
-        return _accumulates(node) or _scatters_into_zeros(node)
+        in_formula = node.target in _IN_PLACE_FORMULAS.get(differentiated, ())
+        return in_formula or _accumulates(node) or _scatters_into_zeros(node)
     return mark_of(node).in_place or _adds_bias(node)
 
 
@@ -92,6 +96,12 @@ def _adds_bias(node: fx.Node) -> bool:
 
 
 _PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.bmm.default}
+
+
+# Backward formulas that work in place except under a trace: the operator, and what it does in place.
+_IN_PLACE_FORMULAS = {
+    torch.ops.aten.binary_cross_entropy_with_logits.default: {torch.ops.aten.mul.Tensor, torch.ops.aten.div.Scalar}
+}
 
 
 def _scatters_into_zeros(node: fx.Node) -> bool:

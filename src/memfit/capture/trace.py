@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -66,7 +67,9 @@ def _export(stack: contextlib.ExitStack, model: nn.Module, sample: Sample, backw
 def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sample, *, last_try: bool = False) -> Joint:
     attempt = contextlib.ExitStack()
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), warnings.catch_warnings():
+            # Autograd's own account of a failure; ours follows.
+            warnings.filterwarnings("ignore", message="Error detected in")
             export = _torch.export_joint(attempt, subject, sample.args, dict(sample.kwargs))
     except MemfitError:
         attempt.close()
@@ -192,7 +195,9 @@ def _keep_buffers(model: nn.Module, before: dict[tuple[int, str], torch.Tensor])
             old = before.get((id(module), name))
             if buffer is old or buffer is None:
                 continue
-            if old is None or (old.shape, old.dtype) != (buffer.shape, buffer.dtype):
+            if old is None:
+                raise ValueError(f"the buffer {name!r} is first registered in a forward; register it before")
+            if (old.shape, old.dtype) != (buffer.shape, buffer.dtype):
                 raise ValueError(f"the buffer {name!r} is given a tensor of another shape or dtype; write into it")
             with torch.no_grad():
                 old.copy_(buffer)

@@ -70,13 +70,16 @@ def _twin(optimizer: OptimizerLike, parameters: Sequence[nn.Parameter]) -> tuple
 
 
 def _maker(optimizer: str | Callable[..., Optimizer]) -> Callable[..., Optimizer]:
-    if not isinstance(optimizer, str):
-        return optimizer
-    if optimizer.lower() not in _BY_NAME:
+    check_optimizer(optimizer)
+    return _BY_NAME[optimizer.lower()] if isinstance(optimizer, str) else optimizer
+
+
+def check_optimizer(optimizer: OptimizerLike | None) -> None:
+    """Refuse an unknown name at once, before minutes are spent on the model."""
+    if isinstance(optimizer, str) and optimizer.lower() not in _BY_NAME:
         raise InvalidInput(
             f"unknown optimizer {optimizer!r}; known are {', '.join(sorted(_BY_NAME))}, or give an instance"
         )
-    return _BY_NAME[optimizer.lower()]
 
 
 def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
