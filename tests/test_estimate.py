@@ -511,3 +511,13 @@ def test_a_loss_that_fails_is_a_capture_that_fails() -> None:
     with pytest.raises(MemfitError, match="could not be captured") as caught:
         memfit.estimate(linear(), X, loss=loss)
     assert "\n" not in str(caught.value)
+
+
+def test_on_a_cuda_device_dropout_keeps_one_byte_a_value() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5))
+    masks = [
+        {storage.dtype for storage in memfit.estimate(model, torch.randn(8, 64), device=device).graph.storages}
+        for device in (None, "A100-40GB")
+    ]
+    assert "bool" not in masks[0]
+    assert "bool" in masks[1]

@@ -51,8 +51,11 @@ def estimate(
     """
     target = None if device is None else find_device(device)
     check_optimizer(optimizer)
-    graph = _captured_graph(model, sample, loss, backward_from)
-    needs = OptimizerMemory() if optimizer is None else optimizer_memory(optimizer, list(model.parameters()))
+    for_cuda = target is not None and target.is_cuda
+    graph = _captured_graph(model, sample, loss, backward_from=backward_from, for_cuda=for_cuda)
+    needs = OptimizerMemory()
+    if optimizer is not None:
+        needs = optimizer_memory(optimizer, list(model.parameters()), for_cuda=for_cuda)
     if measure is None:
         measure = target is None and _could_run_here(graph, needs)
     costs = _costs(graph, _device_of(model), progress) if measure else {}
@@ -72,7 +75,7 @@ def estimate(
         timeline=timeline,
         parameters=_parameter_counts(model),
         workspaces_measured=bool(costs),
-        notes=tuple(_notes(target, bool(costs))),
+        notes=tuple(_notes(graph, costs, target)),
     )
 
 
@@ -116,12 +119,12 @@ class _WithLoss(nn.Module):
         return self._loss(self.model, batch)
 
 
-def _captured_graph(model: nn.Module, sample: Any, loss: Loss | None, backward_from: str) -> Graph:
-    if loss is None:
-        with traced(model, Sample.of(sample), backward_from=backward_from) as joint:
-            return lower(joint)
-    with traced(_WithLoss(model, loss), Sample((sample,)), backward_from=backward_from) as joint:
-        return without_prefix(lower(joint), "model")
+def _captured_graph(model: nn.Module, sample: Any, loss: Loss | None, *, backward_from: str, for_cuda: bool) -> Graph:
+    subject = model if loss is None else _WithLoss(model, loss)
+    example = Sample.of(sample) if loss is None else Sample((sample,))
+    with traced(subject, example, backward_from=backward_from, for_cuda=for_cuda) as joint:
+        graph = lower(joint)
+    return graph if loss is None else without_prefix(graph, "model")
 
 
 def _costs(graph: Graph, device: str, progress: Progress | None) -> dict[str, OperatorCost]:
@@ -180,11 +183,18 @@ def _parameter_counts(model: nn.Module) -> tuple[ParameterCount, ...]:
     )
 
 
-def _notes(target: Device | None, measured: bool) -> Iterator[str]:
+def _notes(graph: Graph, costs: Mapping[str, OperatorCost], target: Device | None) -> Iterator[str]:
     if target is not None:
         yield (
             f"traced as it runs here and counted for {target.name}: operators that choose another "
             "algorithm there (attention with dropout, recurrent layers) may keep less or more"
         )
-    if not measured:
+    if not costs:
         yield "workspaces that operators allocate inside are not counted: they were not measured"
+        return
+    unknown = {each.target for each in graph.operations if each.signature and each.signature not in costs}
+    if unknown:
+        yield (
+            f"{', '.join(sorted(unknown))} could not be run by itself, so what it allocates inside is not counted; "
+            "check that the model itself runs on this sample"
+        )

@@ -177,3 +177,19 @@ def test_a_failure_of_several_lines_is_told_in_one_paragraph() -> None:
 def test_what_makes_no_optimizer_is_refused(wrong: object) -> None:
     with pytest.raises(InvalidInput):
         optimizer_memory(wrong, parameters())  # type: ignore[arg-type]
+
+
+def test_on_cuda_an_optimizer_that_was_not_told_otherwise_works_on_all_parameters_at_once() -> None:
+    told = optimizer_memory(lambda weights: torch.optim.AdamW(weights, foreach=True), parameters())
+    assert optimizer_memory("adamw", parameters(), for_cuda=True) == told
+    assert told.workspace_bytes > 0
+    assert optimizer_memory("adamw", parameters()) != told
+
+
+def test_on_cuda_an_optimizer_that_was_told_otherwise_does_as_told() -> None:
+    one_by_one = optimizer_memory(
+        lambda weights: torch.optim.AdamW(weights, foreach=False), parameters(), for_cuda=True
+    )
+    fused = optimizer_memory(lambda weights: torch.optim.AdamW(weights, fused=True), parameters(), for_cuda=True)
+    assert one_by_one == optimizer_memory("adamw", parameters())
+    assert fused.workspace_bytes == 0

@@ -45,16 +45,19 @@ class Joint:
 
 
 @contextlib.contextmanager
-def traced(model: nn.Module, sample: Sample, *, backward_from: str = "auto") -> Iterator[Joint]:
-    """Trace one forward and backward pass of `model` on `sample`; nothing is computed."""
+def traced(model: nn.Module, sample: Sample, *, backward_from: str = "auto", for_cuda: bool = False) -> Iterator[Joint]:
+    """Trace one forward and backward pass of `model` on `sample`; nothing is computed.
+
+    `for_cuda` decomposes composite operators as they run on CUDA (dropout keeps a 1-byte mask), for
+    estimates only: see Note [Eager decompositions] in `_torch.py` for what else it changes.
+    """
     check_sample(model, sample)
     with contextlib.ExitStack() as stack:
         stack.enter_context(_unchanged(model))
-        yield _export(stack, model, _as_fake_as(model, sample), backward_from)
+        yield _export(stack, _Subject(model, backward_from, for_cuda), _as_fake_as(model, sample))
 
 
-def _export(stack: contextlib.ExitStack, model: nn.Module, sample: Sample, backward_from: str) -> Joint:
-    subject = _Subject(model, backward_from)
+def _export(stack: contextlib.ExitStack, subject: "_Subject", sample: Sample) -> Joint:
     try:
         return _export_once(stack, subject, sample)
     except _torch.DataDependentOutputException:
@@ -95,9 +98,10 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
 class _Subject(nn.Module):
     """The module as it is traced: flat outputs, recorded calls, one backward start."""
 
-    def __init__(self, model: nn.Module, backward_from: str) -> None:
+    def __init__(self, model: nn.Module, backward_from: str, for_cuda: bool) -> None:
         super().__init__()
         self.model = model
+        self._for_cuda = for_cuda
         self.module_stack = ModuleStack(model)
         self._backward_from = backward_from
         self.caches_casts = torch.is_autocast_cache_enabled()  # asked here: a trace switches it off
@@ -109,7 +113,8 @@ class _Subject(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         modules = self.module_stack
         recorder = Recorder(modules)
-        with modules.following(), _torch.eager_dispatch(), recorder:
+        dispatch = contextlib.nullcontext() if self._for_cuda else _torch.eager_dispatch()
+        with modules.following(), dispatch, recorder:
             buffers = _buffers_by_place(self.model)
             output = self.model(*args, **kwargs)
             _keep_buffers(self.model, buffers)

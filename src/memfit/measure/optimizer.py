@@ -27,15 +27,20 @@ _BY_NAME: dict[str, Callable[..., Optimizer]] = {
 _BY_NAME["sgd"] = lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def optimizer_memory(optimizer: OptimizerLike, parameters: Sequence[nn.Parameter]) -> OptimizerMemory:
+def optimizer_memory(
+    optimizer: OptimizerLike, parameters: Sequence[nn.Parameter], *, for_cuda: bool = False
+) -> OptimizerMemory:
     """State and workspace of one step of `optimizer` over `parameters`.
 
     `optimizer` is a name in `torch.optim` ("sgd" means with momentum), an instance, or
-    anything that makes one from parameters.
+    anything that makes one from parameters. `for_cuda` counts the step as it runs on CUDA, where
+    optimizers that were not told otherwise work on all parameters at once (`foreach`).
     """
     mode = _torch.FakeTensorMode()
     with mode, _StepCounts(), _explaining(optimizer_name(optimizer)):
         twin, stand_ins = _twin(optimizer, parameters)
+        if for_cuda:
+            _choose_foreach(twin)
         for stand_in in stand_ins:
             stand_in.grad = torch.empty_like(stand_in)
         twin.step()
@@ -67,6 +72,13 @@ def _twin(optimizer: OptimizerLike, parameters: Sequence[nn.Parameter]) -> tuple
         twin = make([_stand_in(parameter) for parameter in parameters if parameter.requires_grad])
     stand_ins = [parameter for group in twin.param_groups for parameter in group["params"]]
     return twin, [stand_in for stand_in in stand_ins if stand_in.requires_grad]
+
+
+def _choose_foreach(optimizer: Optimizer) -> None:
+    """Choose as torch does for parameters on CUDA; the parameters here are on another device."""
+    for group in optimizer.param_groups:
+        if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+            group["foreach"] = True
 
 
 def _maker(optimizer: str | Callable[..., Optimizer]) -> Callable[..., Optimizer]:
