@@ -37,6 +37,7 @@ from typing import Any
 
 import torch
 import torch._functorch.config
+import torch._inductor.config
 import torch.fx.traceback
 from torch import fx, nn
 from torch._dispatch.python import no_python_dispatcher as eager_dispatch
@@ -105,7 +106,9 @@ def split_joint(
     joint: fx.GraphModule, saved: list[fx.Node], forward_outputs: int
 ) -> tuple[fx.GraphModule, fx.GraphModule]:
     """Cut a joint graph in two; `saved` cross from the forward to the backward graph."""
-    return _extract_fwd_bwd_modules(joint, saved, saved_sym_nodes=[], num_fwd_outputs=forward_outputs)
+    # Else dead-code elimination takes draws whose result nobody reads, and the generator falls behind.
+    with torch._inductor.config.patch(fallback_random=True):
+        return _extract_fwd_bwd_modules(joint, saved, saved_sym_nodes=[], num_fwd_outputs=forward_outputs)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -12,13 +13,14 @@ from torch import nn
 
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
-from memfit.capture.trace import traced
-from memfit.errors import CaptureError
+from memfit.capture.trace import Joint, traced
+from memfit.errors import CaptureError, InvalidModel
 from memfit.estimate import Estimate, ParameterCount
-from memfit.execute.attach import attach, remove
+from memfit.execute.attach import attach, remove, removed
 from memfit.execute.compiled import CompiledCall
 from memfit.ir import Graph, Operation, OptimizerMemory, without_prefix
 from memfit.measure.cost import OperatorCost
+from memfit.measure.cuda import with_byte_masks
 from memfit.measure.devices import CUDA_GRANULARITY_BYTES, Device, find_device
 from memfit.measure.optimizer import OptimizerLike, check_optimizer, optimizer_memory, optimizer_name
 from memfit.measure.probe import Progress, measured_costs
@@ -49,13 +51,14 @@ def estimate(
     inside, which otherwise each distinct operator is run once for; by default that is done
     where the step could run on this machine.
     """
+    if not isinstance(model, nn.Module):
+        raise InvalidModel(f"a torch.nn.Module was expected, a {type(model).__name__} was given")
     target = None if device is None else find_device(device)
     check_optimizer(optimizer)
-    for_cuda = target is not None and target.is_cuda
-    graph = _captured_graph(model, sample, loss, backward_from=backward_from, for_cuda=for_cuda)
-    needs = OptimizerMemory()
-    if optimizer is not None:
-        needs = optimizer_memory(optimizer, list(model.parameters()), for_cuda=for_cuda)
+    with removed(model):
+        graph = _captured_graph(model, sample, loss, backward_from)
+    graph = with_byte_masks(graph) if _is_for_cuda(model, target) else graph
+    needs = _optimizer_memory(optimizer, model, graph, target)
     if measure is None:
         measure = target is None and _could_run_here(graph, needs)
     costs = _costs(graph, _device_of(model), progress) if measure else {}
@@ -74,7 +77,7 @@ def estimate(
         graph=graph,
         timeline=timeline,
         parameters=_parameter_counts(model),
-        workspaces_measured=bool(costs),
+        workspaces_measured=all(each.signature in costs for each in graph.operations if each.signature),
         notes=tuple(_notes(graph, costs, target)),
     )
 
@@ -85,6 +88,12 @@ def fit(model: nn.Module, sample: Any, *, backward_from: str = "auto") -> nn.Mod
     The same module is returned: same class, same `state_dict` keys, same numbers bit for bit.
     Calls of another shape, dtype or mode than `sample` are captured when they first come.
     """
+    if not isinstance(model, nn.Module):
+        raise InvalidModel(f"a torch.nn.Module was expected, a {type(model).__name__} was given")
+    if not model.training:
+        raise InvalidModel(
+            f"this {type(model).__name__} is in eval mode, in which its own forward runs; call model.train() first"
+        )
     example = Sample.of(sample)
     planned = attach(model, functools.partial(_compiled_call, backward_from))
     try:
@@ -96,14 +105,31 @@ def fit(model: nn.Module, sample: Any, *, backward_from: str = "auto") -> nn.Mod
 
 
 def _compiled_call(backward_from: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
-    with traced(model, Sample(args, kwargs), backward_from=backward_from) as joint:
-        if joint.cast_anew:
-            raise CaptureError(
-                f"{type(model).__name__} uses {', '.join(joint.cast_anew)} more than once under autocast, which casts "
-                "a parameter once and keeps the cast, while the captured graph would cast it at every use and round "
-                "differently; use torch.autocast(..., cache_enabled=False), under which both do the same"
-            )
+    with traced(model, Sample(args, kwargs), backward_from=backward_from, with_hooks=False) as joint:
+        _check_equal_to_eager(type(model).__name__, joint)
         return CompiledCall(joint, lower(joint))
+
+
+def _check_equal_to_eager(name: str, joint: Joint) -> None:
+    """Refuse what would not compute what the eager run computes, or warn where that is not certain."""
+    if joint.cast_anew:
+        raise CaptureError(
+            f"{name} uses {', '.join(joint.cast_anew)} more than once under autocast, which casts a parameter once "
+            "and keeps the cast, while the captured graph would cast it at every use and round differently; use "
+            "torch.autocast(..., cache_enabled=False), under which both do the same"
+        )
+    if joint.changed_attributes:
+        warnings.warn(
+            f"the forward of {name} changes {', '.join(joint.changed_attributes)}, which the captured call does not "
+            "do again; keep what must change in buffers, and draw random numbers with torch",
+            stacklevel=2,
+        )
+    if joint.avoided_values:
+        warnings.warn(
+            f"the forward of {name} looks at values of the batch; it was captured the way its library offers for "
+            "traces, which may round differently from the eager run",
+            stacklevel=2,
+        )
 
 
 class _WithLoss(nn.Module):
@@ -119,12 +145,30 @@ class _WithLoss(nn.Module):
         return self._loss(self.model, batch)
 
 
-def _captured_graph(model: nn.Module, sample: Any, loss: Loss | None, *, backward_from: str, for_cuda: bool) -> Graph:
+def _captured_graph(model: nn.Module, sample: Any, loss: Loss | None, backward_from: str) -> Graph:
     subject = model if loss is None else _WithLoss(model, loss)
     example = Sample.of(sample) if loss is None else Sample((sample,))
-    with traced(subject, example, backward_from=backward_from, for_cuda=for_cuda) as joint:
+    with traced(subject, example, backward_from=backward_from) as joint:
         graph = lower(joint)
     return graph if loss is None else without_prefix(graph, "model")
+
+
+def _optimizer_memory(
+    optimizer: OptimizerLike | None, model: nn.Module, graph: Graph, target: Device | None
+) -> OptimizerMemory:
+    if optimizer is None:
+        return OptimizerMemory()
+    trained = {graph.storages[parameter].name for parameter, _ in graph.trained}
+    return optimizer_memory(
+        optimizer,
+        list(model.parameters()),
+        for_cuda=_is_for_cuda(model, target),
+        without_gradient=[parameter for name, parameter in model.named_parameters() if name not in trained],
+    )
+
+
+def _is_for_cuda(model: nn.Module, target: Device | None) -> bool:
+    return torch.device(_device_of(model)).type == "cuda" if target is None else target.is_cuda
 
 
 def _costs(graph: Graph, device: str, progress: Progress | None) -> dict[str, OperatorCost]:
@@ -165,9 +209,7 @@ def _device_of(model: nn.Module) -> str:
 
 
 def _granularity_bytes(model: nn.Module, target: Device | None) -> int:
-    if target is not None:
-        return target.granularity_bytes
-    return CUDA_GRANULARITY_BYTES if torch.device(_device_of(model)).type == "cuda" else 1
+    return CUDA_GRANULARITY_BYTES if _is_for_cuda(model, target) else 1
 
 
 def _parameter_counts(model: nn.Module) -> tuple[ParameterCount, ...]:

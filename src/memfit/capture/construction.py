@@ -14,10 +14,10 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit.capture.record import KnownValues
+from memfit.tensors import tensors_in
 
 _LARGEST_NUMEL = 1024  # of what is computed for real: lists of numbers, not weights
 _ASK = torch.ops.aten._local_scalar_dense.default
@@ -39,7 +39,7 @@ class Construction(TorchDispatchMode):
             if answer is not None:
                 return answer
         result = func(*args, **kwargs)
-        if all(tensor.numel() <= _LARGEST_NUMEL for tensor in _tensors(result)):
+        if all(tensor.numel() <= _LARGEST_NUMEL for tensor in tensors_in(result)):
             self._known.follow(func, args, kwargs, result)
         return result
 
@@ -51,7 +51,3 @@ def _asked_by_initialization() -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-def _tensors(result: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]

@@ -1,5 +1,6 @@
 """From a failed trace to a sentence a user can act on."""
 
+import os
 import traceback
 
 import torch
@@ -22,6 +23,12 @@ def explain(error: Exception, *, model_name: str, module: str) -> CaptureError:
     return CaptureError(message, module=module, source=source)
 
 
+def in_memfit(error: Exception) -> bool:
+    """Whether memfit itself raised this, with a sentence that needs no more explanation."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and frames[-1].filename.startswith(os.path.dirname(__file__))
+
+
 def _failing_line(error: Exception) -> str:
     lines = [
         short_line(frame.filename, frame.lineno or 0)
@@ -34,6 +41,15 @@ def _failing_line(error: Exception) -> str:
 def _reason(error: Exception) -> tuple[str, str]:
     if any(frame.f_code is _REENTRANT_CODE for frame, _ in traceback.walk_tb(error.__traceback__)):
         return "a reentrant checkpoint cannot be followed", "call torch.utils.checkpoint with use_reentrant=False"
+    if "convert all Tensors to FakeTensors" in str(error):
+        return (
+            "a tensor is used that is neither a parameter, a buffer nor an argument",
+            "register it with register_buffer, or pass it in",
+        )
+    if "fake mode" in str(error).lower() and isinstance(error, AssertionError):
+        return "tensors of two without_weights() blocks meet", "build the model and the sample in one block"
+    if isinstance(error, ValueError) and in_memfit(error):
+        return first_line(error), "change the model there, or leave that part out of the module that is captured"
     if isinstance(error, _torch.DataDependentOutputException):
         return (
             f"the code asks for the value of a tensor that depends on the batch or on the weights ({error.func})",

@@ -25,7 +25,6 @@ from memfit.capture.nodes import (
     is_operator,
     is_random,
     mark_of,
-    storage_key,
     tensors_of,
     works_in_place,
 )
@@ -34,6 +33,7 @@ from memfit.capture.trace import ROOT, Joint
 from memfit.ir import ACCUMULATE, Graph, Kind, Operation, Phase, Storage
 from memfit.measure import signature
 from memfit.ops.inplace import in_place_form
+from memfit.tensors import storage_key
 
 
 def lower(joint: Joint) -> Graph:
@@ -75,6 +75,8 @@ class _Lowering:
         for node in self._nodes:
             if node.op == "placeholder":
                 self._add_placeholder(node)
+            elif node.op == "get_attr":
+                self._add_constant(node)
         for position, node in enumerate(self._nodes):
             if is_operator(node):
                 self._add_operation(node, position)
@@ -103,6 +105,14 @@ class _Lowering:
             if kind is Kind.PARAMETER:
                 self._parameters[path] = self._indices[storage_key(value)]
 
+    def _add_constant(self, node: fx.Node) -> None:
+        """A tensor written out in the model's code, such as `torch.tensor([1, 2])`."""
+        for value in tensors_of(node):
+            if storage_key(value) not in self._indices:
+                index = self._add(value, node.name, mark_of(node), None)
+                self._drafts[index].kind = Kind.BUFFER
+                self._resident.append(index)
+
     def _frame(self, node: fx.Node) -> int | None:
         """Autograd's own numbers go on from capture to capture; ours start at 0."""
         number = autograd_node(node)
@@ -116,7 +126,9 @@ class _Lowering:
         phase = Phase.BACKWARD if is_backward(node) else Phase.FORWARD
         mark = mark_of(node)
         inputs = tuple(dict.fromkeys(self._inputs(node)))
-        fresh = [value for value in tensors_of(node) if storage_key(value) not in self._indices]
+        fresh = {
+            storage_key(value): value for value in tensors_of(node) if storage_key(value) not in self._indices
+        }.values()
         if not fresh:
             return  # a view
         args, kwargs = arguments_of(node)
@@ -215,8 +227,14 @@ class _Lowering:
         made_here = self._drafts[index].phase is phase and index not in self._tangents
         dies_here = self._last_use[storage_key(value)] == position
         fills_it = value.numel() * value.element_size() == value.untyped_storage().nbytes()
+        is_alone = all(
+            storage_key(tensor) != storage_key(value)
+            for source in node.all_input_nodes
+            if source is not first
+            for tensor in tensors_of(source)
+        )
         fits = (value.shape, value.stride(), value.dtype) == (result.shape, result.stride(), result.dtype)
-        return index if made_here and dies_here and fills_it and fits else None
+        return index if made_here and dies_here and fills_it and is_alone and fits else None
 
     def _storages(self) -> Iterator[Storage]:
         read_in_backward = {

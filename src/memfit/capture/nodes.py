@@ -8,19 +8,14 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from memfit.capture.record import ANNOTATION, Mark
+from memfit.tensors import storage_key, tensors_in
 
 _NO_MARK = Mark(module="", source="", in_place=False)
 
 
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:
     """The tensors a node stands for: one, several, or none."""
-    return [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
-
-
-def storage_key(tensor: torch.Tensor) -> int:
-    """The identity of a tensor's storage; views share it with what they show."""
-    key: int = tensor.untyped_storage()._cdata
-    return key
+    return tensors_in(node.meta.get("val"))
 
 
 def arguments_of(node: fx.Node) -> tuple[tuple[Any, ...], dict[str, Any]]:

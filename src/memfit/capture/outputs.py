@@ -5,7 +5,8 @@ taken apart; anything else that is not a tensor is a constant of the captured ca
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from enum import Enum
 from typing import Any
 
 import torch
@@ -40,19 +41,6 @@ class OutputTemplate:
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
         return pytree.tree_unflatten([_fill(leaf, tensors) for leaf in self.leaves], self.spec)
 
-    def tensor_names(self) -> list[str]:
-        """A name for each tensor: `logits`, `1`, `hidden.0`, in the order of the tensors."""
-        placeholders = [torch.empty(0) for _ in range(self._tensor_count())]
-        names = {id(tensor): name for name, tensor in _named_tensors(self.rebuild(placeholders))}
-        return [names.get(id(tensor), str(index)) for index, tensor in enumerate(placeholders)]
-
-    def _tensor_count(self) -> int:
-        counts = (
-            leaf.fields._tensor_count() if isinstance(leaf, _Dataclass) else int(isinstance(leaf, _TensorSlot))
-            for leaf in self.leaves
-        )
-        return sum(counts)
-
 
 def take_apart(output: Any) -> tuple[list[torch.Tensor], OutputTemplate]:
     """Split an output into its tensors and the template that puts them together again."""
@@ -72,7 +60,21 @@ def _leaf(leaf: Any, tensors: list[torch.Tensor]) -> _TensorSlot | _Constant | _
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
         fields = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
         return _Dataclass(type(leaf), _template(fields, tensors))
+    if not is_constant(leaf):
+        raise ValueError(
+            f"the output holds a {type(leaf).__name__}, whose tensors cannot be found; return tensors, "
+            "tuples, dicts or dataclasses of them"
+        )
     return _Constant(leaf)
+
+
+def is_constant(value: Any) -> bool:
+    """Whether a value is the same in every call that looks the same: nothing can change inside it."""
+    return value is None or isinstance(value, _CONSTANTS)
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, Enum, type)
+_CONSTANTS = (*_PLAIN, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 
 
 def _fill(leaf: _TensorSlot | _Constant | _Dataclass, tensors: Sequence[torch.Tensor]) -> Any:
@@ -84,16 +86,6 @@ def _fill(leaf: _TensorSlot | _Constant | _Dataclass, tensors: Sequence[torch.Te
     for name, value in leaf.fields.rebuild(tensors).items():
         object.__setattr__(instance, name, value)
     return instance
-
-
-def _named_tensors(output: Any, prefix: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    for path, leaf in pytree.tree_flatten_with_path(output)[0]:
-        name = prefix + ".".join(key_name(key) for key in path)
-        if isinstance(leaf, torch.Tensor):
-            yield name or "output", leaf
-        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-            fields = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
-            yield from _named_tensors(fields, f"{name}." if name else "")
 
 
 def key_name(key: Any) -> str:

@@ -16,6 +16,7 @@ import dataclasses
 import inspect
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -33,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memfit import _torch
+from memfit.tensors import tensors_in
 
 ANNOTATION = "memfit"
 _LARGEST_KNOWN_NUMEL = 2**20
@@ -61,6 +63,7 @@ class ModuleStack:
     def __init__(self, root: nn.Module) -> None:
         self._paths = {id(module): path for path, module in root.named_modules()}
         self._running: list[str] = []
+        self._thread = threading.get_ident()  # hooks are global: other threads may run other models
 
     @property
     def innermost(self) -> str:
@@ -80,11 +83,14 @@ class ModuleStack:
             leave.remove()
 
     def _enter(self, module: nn.Module, _args: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
         path = self._paths.get(id(module))
         self._running.append(self.innermost if path is None else path)
 
     def _leave(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        self._running.pop()
+        if threading.get_ident() == self._thread:
+            self._running.pop()
 
 
 class KnownValues:
@@ -104,12 +110,13 @@ class KnownValues:
     def follow(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Compute beside the trace what `operator` made, if that is known."""
         if operator is _WRITE_OUT and type(args[0]) is torch.Tensor:
-            self._values[result] = args[0]
+            with _torch.no_modes():
+                self._values[result] = args[0].clone()  # the trace keeps the tensor itself as a constant
             return
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        tensors = tensors_in((args, kwargs))
         known = [self._lookup(tensor) for tensor in tensors]
         if any(value is None for value in known) or _is_random(operator) or not _is_small(result):
-            self._spoil(operator, args, tensors)
+            self._spoil(operator, tensors)
             return
         values = iter(known)
         real_args, real_kwargs = pytree.tree_map(
@@ -129,7 +136,7 @@ class KnownValues:
             return None
         return value
 
-    def _spoil(self, operator: Any, args: Any, tensors: list[torch.Tensor]) -> None:
+    def _spoil(self, operator: Any, tensors: list[torch.Tensor]) -> None:
         if not operator._schema.is_mutable:
             return
         for tensor in tensors:
@@ -186,7 +193,7 @@ def _call(operator: Any, args: Any, kwargs: Any) -> Any:
         if not view.is_contiguous():
             raise ValueError("normal_ on a slice draws other numbers in a trace; fill a whole tensor and slice it")
         return operator(*args, **kwargs)  # has its own way for dense tensors, which the trace keeps
-    operator(view if view.is_contiguous() else tensor, *rest, **kwargs)
+    operator(view, *rest, **kwargs)
     return tensor
 
 
@@ -237,5 +244,5 @@ def _is_random(operator: Any) -> bool:
 
 
 def _is_small(result: Any) -> bool:
-    tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    tensors = tensors_in(result)
     return bool(tensors) and all(tensor.numel() <= _LARGEST_KNOWN_NUMEL for tensor in tensors)

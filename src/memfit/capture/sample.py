@@ -2,7 +2,7 @@
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from memfit.capture.outputs import key_name
 from memfit.errors import InvalidModel, InvalidSample
+from memfit.tensors import tensors_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +37,8 @@ class Sample:
         leaves = pytree.tree_flatten_with_path((self.args, dict(self.kwargs)))[0]
         return [".".join(key_name(key) for key in path[1:]) for path, _ in leaves]
 
-    def tensors(self) -> Iterator[torch.Tensor]:
-        leaves = pytree.tree_leaves((self.args, dict(self.kwargs)))
-        return (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+    def tensors(self) -> list[torch.Tensor]:
+        return tensors_in((self.args, dict(self.kwargs)))
 
 
 def check_sample(model: nn.Module, sample: Sample) -> None:

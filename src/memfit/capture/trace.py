@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from memfit.capture.diagnose import explain
 from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
 from memfit.capture.record import ModuleStack, Recorder
 from memfit.capture.sample import Sample, check_sample
+from memfit.capture.snapshot import Snapshot
 from memfit.errors import InvalidModel, MemfitError
 
 ROOT = "model"  # the name under which _Subject holds the captured module
@@ -31,12 +33,8 @@ class Joint:
     differentiated: tuple[int, ...]  # outputs the backward pass starts from
     undifferentiated: tuple[int, ...]  # outputs that require a gradient but are not among them
     cast_anew: tuple[str, ...] = ()  # parameters that autocast casts once and the trace at every use
-
-    @property
-    def state_paths(self) -> list[str]:
-        """Parameters, then buffers, in the order the compiled call takes them."""
-        paths = (*self.export.params_spec, *self.export.buffers_spec)
-        return [path.removeprefix(ROOT + ".") for path in paths]
+    avoided_values: bool = False  # traced with `tracing_flags`: libraries may have taken another way than eager
+    changed_attributes: tuple[str, ...] = ()  # plain attributes that the forward sets, and a captured call would not
 
     @property
     def graph_module(self) -> fx.GraphModule:
@@ -45,16 +43,22 @@ class Joint:
 
 
 @contextlib.contextmanager
-def traced(model: nn.Module, sample: Sample, *, backward_from: str = "auto", for_cuda: bool = False) -> Iterator[Joint]:
+def traced(
+    model: nn.Module, sample: Sample, *, backward_from: str = "auto", with_hooks: bool = True
+) -> Iterator[Joint]:
     """Trace one forward and backward pass of `model` on `sample`; nothing is computed.
 
-    `for_cuda` decomposes composite operators as they run on CUDA (dropout keeps a 1-byte mask), for
-    estimates only: see Note [Eager decompositions] in `_torch.py` for what else it changes.
+    `with_hooks=False` leaves out the hooks of the model itself (not of its parts), for a trace that
+    will run inside them.
     """
     check_sample(model, sample)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(_unchanged(model))
-        yield _export(stack, _Subject(model, backward_from, for_cuda), _as_fake_as(model, sample))
+    with _ONE_AT_A_TIME, contextlib.ExitStack() as stack:
+        snapshot = Snapshot(model)
+        stack.callback(snapshot.restore)
+        yield _export(stack, _Subject(model, snapshot, backward_from, with_hooks), _as_fake_as(model, sample))
+
+
+_ONE_AT_A_TIME = threading.RLock()  # a trace changes modules and global hooks for a while
 
 
 def _export(stack: contextlib.ExitStack, subject: "_Subject", sample: Sample) -> Joint:
@@ -68,22 +72,20 @@ def _export(stack: contextlib.ExitStack, subject: "_Subject", sample: Sample) ->
 
 
 def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sample, *, last_try: bool = False) -> Joint:
-    attempt = contextlib.ExitStack()
     try:
-        with torch.enable_grad(), warnings.catch_warnings():
+        # Closed on any error, also on Ctrl-C: a half-finished trace leaves fake modes behind.
+        with torch.enable_grad(), warnings.catch_warnings(), contextlib.ExitStack() as attempt:
             # Autograd's own account of a failure; ours follows.
             warnings.filterwarnings("ignore", message="Error detected in")
             export = _torch.export_joint(attempt, subject, sample.args, dict(sample.kwargs))
+            stack.enter_context(attempt.pop_all())
     except MemfitError:
-        attempt.close()
         raise
     except Exception as error:
-        attempt.close()
         if isinstance(error, _torch.DataDependentOutputException) and not last_try:
             raise
         name = type(subject.model).__name__
         raise explain(error, model_name=name, module=subject.module_stack.innermost) from error
-    stack.push(attempt.pop_all().__exit__)
     assert subject.template is not None
     return Joint(
         export=export,
@@ -92,32 +94,36 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         differentiated=subject.differentiated,
         undifferentiated=subject.undifferentiated,
         cast_anew=_cast_anew(export.graph_module) if subject.caches_casts else (),
+        avoided_values=last_try,
+        changed_attributes=subject.changed_attributes,
     )
 
 
 class _Subject(nn.Module):
     """The module as it is traced: flat outputs, recorded calls, one backward start."""
 
-    def __init__(self, model: nn.Module, backward_from: str, for_cuda: bool) -> None:
+    def __init__(self, model: nn.Module, snapshot: "Snapshot", backward_from: str, with_hooks: bool) -> None:
         super().__init__()
         self.model = model
-        self._for_cuda = for_cuda
+        self._snapshot = snapshot
+        self._with_hooks = with_hooks
         self.module_stack = ModuleStack(model)
         self._backward_from = backward_from
         self.caches_casts = torch.is_autocast_cache_enabled()  # asked here: a trace switches it off
         self.template: OutputTemplate | None = None
         self.differentiated: tuple[int, ...] = ()
         self.undifferentiated: tuple[int, ...] = ()
+        self.changed_attributes: tuple[str, ...] = ()
         self.training = model.training
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        modules = self.module_stack
-        recorder = Recorder(modules)
-        dispatch = contextlib.nullcontext() if self._for_cuda else _torch.eager_dispatch()
-        with modules.following(), dispatch, recorder:
+        self._snapshot.restore_attributes()  # the forward is traced more than once
+        recorder = Recorder(self.module_stack)
+        with self.module_stack.following(), _torch.eager_dispatch(), recorder:
             buffers = _buffers_by_place(self.model)
-            output = self.model(*args, **kwargs)
+            output = (self.model if self._with_hooks else self.model.forward)(*args, **kwargs)
             _keep_buffers(self.model, buffers)
+        self.changed_attributes = self._snapshot.changes()
         self.caches_casts = self.caches_casts and recorder.saw_autocast
         tensors, self.template = take_apart(output)
         self.differentiated = differentiated(tensors, self._backward_from)
@@ -162,26 +168,6 @@ def _as_fake_as(model: nn.Module, sample: Sample) -> Sample:
 
 def _fake(mode: _torch.FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     return tensor if isinstance(tensor, _torch.FakeTensor) else mode.from_tensor(tensor)
-
-
-@contextlib.contextmanager
-def _unchanged(model: nn.Module) -> Iterator[None]:
-    """Undo what a forward leaves on its modules: counters, lists, cached masks made of fakes."""
-    before = [(module, dict(module.__dict__), _contents(module)) for module in model.modules()]
-    try:
-        yield
-    finally:
-        for module, attributes, contents in before:
-            module.__dict__.clear()
-            module.__dict__.update(attributes)
-            for container, content in contents:
-                container.clear()
-                (container.extend if isinstance(container, list) else container.update)(content)
-
-
-def _contents(module: nn.Module) -> list[tuple[Any, Any]]:
-    """The containers among a module's attributes (parameters and buffers among them), and copies."""
-    return [(value, value.copy()) for value in module.__dict__.values() if isinstance(value, list | dict | set)]
 
 
 def _buffers_by_place(model: nn.Module) -> dict[tuple[int, str], torch.Tensor]:

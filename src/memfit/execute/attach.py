@@ -2,21 +2,29 @@
 
 Note [Drop-in]
     Only the attribute `forward` of the instance changes: class, parameters, buffers, `state_dict`
-    keys and hooks of the module stay what they are. In `eval()` and under `no_grad` the original
-    forward runs. Hooks of inner modules are part of the captured call: they run when it is
-    captured, not in every step.
+    keys and hooks of the module stay what they are. In `eval()`, under `no_grad` and where nothing
+    requires a gradient, the original forward runs. Hooks of inner modules are part of the captured
+    call: they run when it is captured, not in every step.
+
+Note [Kinds of calls]
+    A captured call is right for every call that is like the one it was captured from: the same
+    modules in the same modes, parameters and buffers of the same layout, arguments of the same
+    layout and the same constants, the same tensors given twice, the same autocast. Plain Python
+    attributes of modules (`dropout.p`) are not among them: they are read when a call is captured.
 """
 
+import contextlib
 import copy
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from memfit.capture.outputs import is_constant
 from memfit.errors import ExecutionError, InvalidInput
 from memfit.execute.compiled import CompiledCall
 
@@ -27,7 +35,7 @@ Compile = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], CompiledCall]
 
 def attach(model: nn.Module, compile_call: Compile) -> "PlannedForward":
     """Run `model.forward` through captured calls, made by `compile_call` when a new kind of call comes."""
-    if isinstance(model.__dict__.get("forward"), PlannedForward):
+    if is_planned(model):
         raise InvalidInput(f"this {type(model).__name__} runs through memfit already; call memfit.remove(model) first")
     planned = PlannedForward(model, compile_call)
     model.forward = planned
@@ -36,10 +44,27 @@ def attach(model: nn.Module, compile_call: Compile) -> "PlannedForward":
 
 def remove(model: nn.Module) -> nn.Module:
     """Give a module its own forward back. A module that was never changed is returned as it is."""
-    planned = model.__dict__.get("forward")
-    if isinstance(planned, PlannedForward):
-        planned.restore()
+    if is_planned(model):
+        model.__dict__["forward"].restore()
     return model
+
+
+@contextlib.contextmanager
+def removed(model: nn.Module) -> Iterator[None]:
+    """Run a module and its parts by their own forwards for a while."""
+    planned = [(module, module.__dict__["forward"]) for module in model.modules() if is_planned(module)]
+    for _, forward in planned:
+        forward.restore()
+    try:
+        yield
+    finally:
+        for module, forward in planned:
+            module.__dict__["forward"] = forward
+
+
+def is_planned(module: nn.Module) -> bool:
+    """Whether a module runs through memfit."""
+    return isinstance(module.__dict__.get("forward"), PlannedForward)
 
 
 class PlannedForward:
@@ -58,57 +83,40 @@ class PlannedForward:
         forward: Callable[..., Any] = self._instance_forward or type(self._model).forward.__get__(self._model)
         return forward
 
-    @functools.cached_property
-    def _modules(self) -> list[nn.Module]:
-        return list(self._model.modules())
-
-    @functools.cached_property
-    def _states(self) -> list[tuple[dict[str, Any], str]]:
-        return _state_owners(self._model)
-
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._model.training or not torch.is_grad_enabled():
+        modules, states = _parts(self._model)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        if not self._model.training or not torch.is_grad_enabled() or not _requires_grad(states, leaves):
             return self.original(*args, **kwargs)
-        states = [registry[name] for registry, name in self._states]
-        call = self.calls.get(self._key(states, args, kwargs)) or self.capture(args, kwargs)
+        key = _kind_of_call(modules, states, leaves, spec)
+        call = self.calls.get(key)
+        if call is None:
+            call = self.calls[key] = self._captured(args, kwargs)
         return call(states, args, kwargs)
+
+    def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Capture this kind of call, so that the next one of it runs at once."""
+        modules, states = _parts(self._model)
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        self.calls[_kind_of_call(modules, states, leaves, spec)] = self._captured(args, kwargs)
 
     def restore(self) -> None:
         del self._model.__dict__["forward"]
         if self._instance_forward is not None:
             self._model.__dict__["forward"] = self._instance_forward
 
-    def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
-        """Capture this kind of call, so that the next one of it runs at once."""
+    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
         log.info("capturing a new kind of call to %s", type(self._model).__name__)
-        self.restore()
-        try:
-            call = self._compile_call(self._model, args, kwargs)
-        finally:
-            self._model.__dict__["forward"] = self
-        states = [registry[name] for registry, name in self._states]
-        self.calls[self._key(states, args, kwargs)] = call
-        return call
-
-    def _key(self, states: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
-        """What a captured call depends on; a call that differs in it is captured anew."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
-        return (
-            tuple([module.training for module in self._modules]),
-            tuple([(state.requires_grad, state.dtype) for state in states]),
-            tuple([_leaf_key(leaf) for leaf in leaves]),
-            spec,
-            _autocast_key(),
-        )
+        with removed(self._model):
+            return self._compile_call(self._model, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PlannedForward":
         model = memo.get(id(self._model))
         if model is None:
             raise ExecutionError("a planned forward cannot be copied without its module; copy the module")
-        # The copied module is still being filled: its parameters are looked up at the first call.
         twin = object.__new__(PlannedForward)
         memo[id(self)] = twin
-        twin.calls = dict(self.calls)
+        twin.calls = {}  # its modules are others
         twin._compile_call = self._compile_call
         twin._model = model
         twin._instance_forward = copy.deepcopy(self._instance_forward, memo)
@@ -122,31 +130,57 @@ class PlannedForward:
         )
 
 
-def _state_owners(model: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Where each parameter, then each buffer lives, in the order captured calls take them.
+def _parts(model: nn.Module) -> tuple[list[nn.Module], list[torch.Tensor]]:
+    """All modules, and all parameters, then all buffers, in the order captured calls take them.
 
-    Looked up at every call, because users put other tensors there (`load_state_dict(assign=True)`).
+    Looked up at every call: users replace parts and tensors, and tie them.
     """
-    return [
-        (module.__dict__[registry], name)
-        for registry in ("_parameters", "_buffers")
-        for _, module in model.named_modules(remove_duplicate=False)
-        for name, state in module.__dict__[registry].items()
-        if state is not None
-    ]
+    modules: list[nn.Module] = []
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        modules.append(module)
+        waiting += [child for child in reversed(module._modules.values()) if child is not None]
+    parameters = [state for module in modules for state in module._parameters.values() if state is not None]
+    buffers = [state for module in modules for state in module._buffers.values() if state is not None]
+    return modules, [*parameters, *buffers]
 
 
-def _leaf_key(leaf: Any) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad
-    try:
-        hash(leaf)
-    except TypeError:
-        return id(leaf)
-    return type(leaf), leaf
-
-
-def _autocast_key() -> Any:
-    return tuple(
-        (device, torch.get_autocast_dtype(device)) for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)
+def _requires_grad(states: list[torch.Tensor], leaves: list[Any]) -> bool:
+    return any(state.requires_grad for state in states) or any(
+        leaf.requires_grad for leaf in leaves if isinstance(leaf, torch.Tensor)
     )
+
+
+def _kind_of_call(modules: list[nn.Module], states: list[torch.Tensor], leaves: list[Any], spec: Any) -> Any:
+    """See Note [Kinds of calls]."""
+    first_place: dict[int, int] = {}
+    tensors = [*states, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))]
+    return (
+        tuple(modules),
+        tuple([module.training for module in modules]),
+        tuple([_layout(tensor) for tensor in tensors]),
+        tuple([first_place.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)]),
+        tuple([None if isinstance(leaf, torch.Tensor) else _constant(leaf) for leaf in leaves]),
+        spec,
+        _autocast(),
+    )
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
+
+
+def _constant(leaf: Any) -> Any:
+    if not is_constant(leaf):
+        raise InvalidInput(
+            f"an argument of type {type(leaf).__name__} was given, which may change from call to call without being "
+            "seen; pass tensors, numbers and strings, or containers of them"
+        )
+    return type(leaf), leaf.hex() if isinstance(leaf, float) else leaf
+
+
+def _autocast() -> Any:
+    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    dtypes = tuple([(device, torch.get_autocast_dtype(device)) for device in devices])
+    return dtypes, bool(devices) and torch.is_autocast_cache_enabled()

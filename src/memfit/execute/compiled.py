@@ -17,7 +17,6 @@ class CompiledCall:
     """Runs a captured forward; gradients flow through the captured backward."""
 
     def __init__(self, joint: Joint, graph: Graph) -> None:
-        self.graph = graph
         self._template = joint.template
         self._differentiated = joint.differentiated
         self._guarded = joint.undifferentiated

@@ -7,7 +7,7 @@ import torch
 from torch import fx
 
 from memfit import _torch
-from memfit.capture.nodes import is_backward, tensors_of
+from memfit.capture.nodes import is_backward, is_random, tensors_of
 from memfit.execute.codegen import OVERWRITES
 from memfit.ir import Graph
 
@@ -24,6 +24,7 @@ def eager_partition(graph: Graph) -> Partition:
         for node in joint.graph.nodes:
             node.meta[OVERWRITES] = node.name in overwriting
         _skip_detach(joint.graph)
+        _keep_draws(joint.graph)
         return _torch.split_joint(joint, _saved(joint.graph), num_fwd_outputs)
 
     return partition
@@ -35,6 +36,13 @@ def _skip_detach(graph: fx.Graph) -> None:
         if node.target is torch.ops.aten.detach.default:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
+
+
+def _keep_draws(graph: fx.Graph) -> None:
+    """A draw whose result nobody reads still moves the generator."""
+    for node in graph.nodes:
+        if is_random(node) and not is_backward(node):
+            node.meta["partitioner_tag"] = "must_be_in_forward"
 
 
 def _saved(graph: fx.Graph) -> list[fx.Node]:

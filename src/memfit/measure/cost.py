@@ -16,7 +16,7 @@ from memfit.files import write_atomically
 log = logging.getLogger(__name__)
 
 _FORMAT = "memfit.costs"
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,12 +45,12 @@ class CostCache:
             return {signature: _cost(fields) for signature, fields in content["costs"].items()}
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             log.warning("the cost cache %s is damaged (%s); measuring again", self.path.name, error)
             return {}
 
     def save(self, costs: Mapping[str, OperatorCost]) -> None:
-        """Add to what is on disk; what another process wrote meanwhile is kept."""
+        """Add to what is on disk. Of two processes that save at once, one may have to measure again."""
         merged = self.load() | dict(costs)
         content = {
             "format": _FORMAT,
@@ -65,6 +65,8 @@ class CostCache:
 
 def _cost(fields: dict[str, Any]) -> OperatorCost:
     time_us = fields["time_us"]
+    if fields["workspace_bytes"] < 0 or any(size < 0 for size in fields["output_bytes"]):
+        raise ValueError("a negative size")
     return OperatorCost(
         workspace_bytes=int(fields["workspace_bytes"]),
         output_bytes=tuple(int(size) for size in fields["output_bytes"]),

@@ -80,11 +80,14 @@ def find_device(name: str) -> Device:
     return matches[0]
 
 
+def is_bytes(device: str | int | float) -> bool:
+    """Whether a device is given by its memory ("24GiB") rather than by its name."""
+    return not isinstance(device, str) or device.strip()[:1] in tuple("0123456789.")
+
+
 def usable_bytes(device: str | int | float) -> int:
     """The memory for tensors of a device given by name or by its bytes."""
-    if isinstance(device, str) and not device.strip()[:1].isdigit() and not device.strip().startswith("."):
-        return find_device(device).usable_bytes
-    return parse_bytes(device)
+    return parse_bytes(device) if is_bytes(device) else find_device(str(device)).usable_bytes
 
 
 def _plain(name: str) -> str:

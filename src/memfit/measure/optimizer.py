@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit import _torch
 from memfit.errors import InvalidInput, first_line
 from memfit.ir import OptimizerMemory
+from memfit.tensors import storage_bytes, tensors_in
 
 OptimizerLike = str | Optimizer | Callable[..., Optimizer]
 
@@ -28,25 +28,32 @@ _BY_NAME["sgd"] = lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentu
 
 
 def optimizer_memory(
-    optimizer: OptimizerLike, parameters: Sequence[nn.Parameter], *, for_cuda: bool = False
+    optimizer: OptimizerLike,
+    parameters: Sequence[nn.Parameter],
+    *,
+    for_cuda: bool = False,
+    without_gradient: Sequence[nn.Parameter] = (),
 ) -> OptimizerMemory:
     """State and workspace of one step of `optimizer` over `parameters`.
 
     `optimizer` is a name in `torch.optim` ("sgd" means with momentum), an instance, or
     anything that makes one from parameters. `for_cuda` counts the step as it runs on CUDA, where
-    optimizers that were not told otherwise work on all parameters at once (`foreach`).
+    optimizers that were not told otherwise work on all parameters at once (`foreach`). Parameters
+    `without_gradient` are skipped by the step, as those that the loss does not depend on.
     """
     mode = _torch.FakeTensorMode()
     with mode, _StepCounts(), _explaining(optimizer_name(optimizer)):
-        twin, stand_ins = _twin(optimizer, parameters)
+        twin, originals = _twin(optimizer, parameters)
         if for_cuda:
             _choose_foreach(twin)
-        for stand_in in stand_ins:
-            stand_in.grad = torch.empty_like(stand_in)
+        skipped = {id(parameter) for parameter in without_gradient}
+        for stand_in, original in originals:
+            if stand_in.requires_grad and id(original) not in skipped:
+                stand_in.grad = torch.empty_like(stand_in)
         twin.step()
         with _LiveBytes() as live:
             twin.step()
-    return OptimizerMemory(state_bytes=_state_bytes(twin), workspace_bytes=live.peak_bytes)
+    return OptimizerMemory(state_bytes=storage_bytes(list(twin.state.values())), workspace_bytes=live.peak_bytes)
 
 
 def optimizer_name(optimizer: OptimizerLike) -> str:
@@ -58,20 +65,26 @@ def optimizer_name(optimizer: OptimizerLike) -> str:
     return getattr(optimizer, "__name__", type(optimizer).__name__)
 
 
-def _twin(optimizer: OptimizerLike, parameters: Sequence[nn.Parameter]) -> tuple[Optimizer, list[nn.Parameter]]:
-    """An optimizer like the given one over parameters that have no memory."""
+def _twin(
+    optimizer: OptimizerLike, parameters: Sequence[nn.Parameter]
+) -> tuple[Optimizer, list[tuple[nn.Parameter, nn.Parameter]]]:
+    """An optimizer like the given one over stand-ins without memory, and whom each stands in for."""
+    originals: list[tuple[nn.Parameter, nn.Parameter]] = []
+
+    def stand_in(parameter: nn.Parameter) -> nn.Parameter:
+        originals.append((_stand_in(parameter), parameter))
+        return originals[-1][0]
+
     if isinstance(optimizer, Optimizer):
         twin = copy.copy(optimizer)
         twin.state = defaultdict(dict)
         twin.param_groups = [
-            group | {"params": [_stand_in(parameter) for parameter in group["params"]]}
+            group | {"params": [stand_in(parameter) for parameter in group["params"]]}
             for group in optimizer.param_groups
         ]
     else:
-        make = _maker(optimizer)
-        twin = make([_stand_in(parameter) for parameter in parameters if parameter.requires_grad])
-    stand_ins = [parameter for group in twin.param_groups for parameter in group["params"]]
-    return twin, [stand_in for stand_in in stand_ins if stand_in.requires_grad]
+        twin = _maker(optimizer)([stand_in(parameter) for parameter in parameters if parameter.requires_grad])
+    return twin, originals
 
 
 def _choose_foreach(optimizer: Optimizer) -> None:
@@ -99,11 +112,6 @@ def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(empty, requires_grad=parameter.requires_grad)
 
 
-def _state_bytes(optimizer: Optimizer) -> int:
-    tensors = [leaf for leaf in pytree.tree_leaves(list(optimizer.state.values())) if isinstance(leaf, torch.Tensor)]
-    return sum({tensor.untyped_storage()._cdata: tensor.untyped_storage().nbytes() for tensor in tensors}.values())
-
-
 class _LiveBytes(TorchDispatchMode):
     """Follows the storages that operators make until they are gone."""
 
@@ -114,10 +122,10 @@ class _LiveBytes(TorchDispatchMode):
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in _leaf_tensors((args, kwargs)):
+        for tensor in tensors_in((args, kwargs)):
             self._seen.add(tensor.untyped_storage())
         result = func(*args, **kwargs or {})
-        for tensor in _leaf_tensors(result):
+        for tensor in tensors_in(result):
             self._follow(tensor.untyped_storage())
         return result
 
@@ -132,10 +140,6 @@ class _LiveBytes(TorchDispatchMode):
 
     def _release(self, size_bytes: int) -> None:
         self._live_bytes -= size_bytes
-
-
-def _leaf_tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 class _StepCounts(TorchDispatchMode):

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit.tensors import storage_bytes, tensors_in
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,9 +31,10 @@ def measure_peak(run: Callable[[], Any], *, resident: Iterable[Any]) -> Measured
     `resident` holds what is in memory already and counts towards the peak: modules,
     optimizers, tensors, or containers of them.
     """
-    resident_bytes = storage_bytes(resident)
+    tensors = list(_tensors(resident))
+    resident_bytes = storage_bytes(tensors)
     gc.collect()
-    if torch.cuda.is_available() and any(tensor.is_cuda for tensor in _tensors(resident)):
+    if any(tensor.is_cuda for tensor in tensors):
         return _measure_cuda(run, resident_bytes)
     live = [resident_bytes]
     for change_bytes in _torch.memory_events(run):
@@ -51,20 +52,12 @@ def _measure_cuda(run: Callable[[], Any], resident_bytes: int) -> MeasuredPeak:
     return MeasuredPeak(peak_bytes=resident_bytes + rise_bytes, resident_bytes=resident_bytes, live_bytes=())
 
 
-def storage_bytes(holders: Iterable[Any]) -> int:
-    """Bytes of all distinct storages held by modules, optimizers, tensors and containers."""
-    sizes = {}
-    for tensor in _tensors(holders):
-        storage = tensor.untyped_storage()
-        sizes[storage._cdata] = storage.nbytes()
-    return sum(sizes.values())
-
-
 def _tensors(holders: Iterable[Any]) -> Iterator[torch.Tensor]:
     for holder in holders:
         if isinstance(holder, nn.Module):
             yield from holder.parameters()
             yield from holder.buffers()
+        elif isinstance(holder, torch.optim.Optimizer):
+            yield from tensors_in(list(holder.state.values()))
         else:
-            content = list(holder.state.values()) if isinstance(holder, torch.optim.Optimizer) else holder
-            yield from (leaf for leaf in pytree.tree_leaves(content) if isinstance(leaf, torch.Tensor))
+            yield from tensors_in(holder)

@@ -13,12 +13,12 @@ from typing import Any
 
 import psutil
 import torch
-from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit.measure import signature as signatures
 from memfit.measure.cost import CostCache, OperatorCost
 from memfit.ops.calls import faithful_call
+from memfit.tensors import storage_key, tensors_in
 
 log = logging.getLogger(__name__)
 
@@ -64,27 +64,30 @@ def device_name(device: str) -> str:
     """The name of the hardware, as costs are remembered by."""
     if torch.device(device).type == "cuda":
         return str(torch.cuda.get_device_name(device))
-    return "cpu"
+    return f"cpu-{torch.backends.cpu.get_cpu_capability()}"
 
 
 def _probe(signature: str, *, timed: bool) -> OperatorCost | None:
-    generator_state = torch.get_rng_state()
+    with torch.random.fork_rng(enabled=True):
+        return _probed(signature, timed=timed)
+
+
+def _probed(signature: str, *, timed: bool) -> OperatorCost | None:
     try:
         if 2 * _argument_bytes(signature) > _LARGEST_SHARE * psutil.virtual_memory().available:
             raise MemoryError("too big to measure here")
-        with torch.no_grad():
+        # As it runs in a captured graph, whatever the caller is in the middle of.
+        with _torch.no_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False):
             operator, args, kwargs = signatures.decode(signature)
             args = _PREPARATIONS.get(str(operator), _as_they_are)(args)
             return _measure(faithful_call(operator), args, kwargs, timed=timed)
     except Exception as error:  # an operator may reject made-up values; its cost then stays unknown
         log.warning("not measured (%s: %s): %s", type(error).__name__, error, signature[:80])
         return None
-    finally:
-        torch.set_rng_state(generator_state)
 
 
 def _as_they_are(args: list[Any]) -> list[Any]:
-    if any(tensor.dtype is torch.uint8 and not tensor.numel() for tensor in _tensors(args)):
+    if any(tensor.dtype is torch.uint8 and not tensor.numel() for tensor in tensors_in(args)):
         raise ValueError("an opaque argument whose real size is not known")  # calling could crash
     return args
 
@@ -145,24 +148,19 @@ def _time_us(run: Callable[[], Any], args: list[Any]) -> float:
 
 
 def _on_cuda(args: list[Any]) -> bool:
-    return any(tensor.is_cuda for tensor in _tensors(args))
+    return any(tensor.is_cuda for tensor in tensors_in(args))
 
 
 def _fresh_bytes(result: Any, arguments: Any) -> Iterator[int]:
     """Sizes of the storages a call made, in the order of its results."""
-    seen = {tensor.untyped_storage()._cdata for tensor in _tensors(arguments)}
-    for tensor in _tensors(result):
-        storage = tensor.untyped_storage()
-        if storage._cdata not in seen:
-            seen.add(storage._cdata)
-            yield storage.nbytes()
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    seen = {storage_key(tensor) for tensor in tensors_in(arguments)}
+    for tensor in tensors_in(result):
+        if storage_key(tensor) not in seen:
+            seen.add(storage_key(tensor))
+            yield tensor.untyped_storage().nbytes()
 
 
 def _argument_bytes(signature: str) -> int:
     with _torch.FakeTensorMode():
         _, args, kwargs = signatures.decode(signature)
-        return sum(tensor.untyped_storage().nbytes() for tensor in _tensors((args, kwargs)))
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors_in((args, kwargs)))

@@ -3,9 +3,8 @@
 Note [What a step is]
     `zero_grad(set_to_none=True)`, forward, backward, optimizer step. Before it: parameters,
     buffers, optimizer state (it exists from the second step on) and the batch. The outputs of
-    the model are held until the backward pass has ended, as in `out = model(x);
-    out.loss.backward()`. While an operation runs, its inputs, its outputs and its workspace
-    are live together.
+    the model are held to the end, as in `out = model(x); out.loss.backward(); optimizer.step()`.
+    While an operation runs, its inputs, its outputs and its workspace are live together.
 """
 
 import dataclasses
@@ -63,10 +62,10 @@ def simulate(
     memory = _Memory(graph, optimizer, granularity_bytes)
     resident_bytes = memory.total_bytes()
     workspaces = workspace_bytes or [0] * len(graph.operations)
-    moments = _walk(memory, program.forward, workspaces)
+    moments = _walk(memory, Phase.FORWARD, program.forward, workspaces)
     for storage in graph.tangents:
         memory.allocate(storage)
-    moments += _walk(memory, program.backward, workspaces)
+    moments += _walk(memory, Phase.BACKWARD, program.backward, workspaces)
     if optimizer != OptimizerMemory():
         moments.append(memory.moment("step", "optimizer", "", optimizer.workspace_bytes))
     moments = moments or [memory.moment("start", Phase.FORWARD, "", 0)]
@@ -109,7 +108,9 @@ class _Memory:
         return -(-size_bytes // self._granularity_bytes) * self._granularity_bytes
 
 
-def _walk(memory: _Memory, instructions: Sequence[Instruction], workspaces: Sequence[int]) -> list[Moment]:
+def _walk(
+    memory: _Memory, phase: Phase, instructions: Sequence[Instruction], workspaces: Sequence[int]
+) -> list[Moment]:
     moments = []
     for instruction in instructions:
         if not isinstance(instruction, Compute):
@@ -121,7 +122,7 @@ def _walk(memory: _Memory, instructions: Sequence[Instruction], workspaces: Sequ
         for storage in operation.outputs:
             memory.allocate(storage)
         workspace_bytes = workspaces[instruction.operation]
-        moments.append(memory.moment(operation.name, operation.phase, operation.module, workspace_bytes))
+        moments.append(memory.moment(operation.name, phase, operation.module, workspace_bytes))
     return moments
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Self
 
-from memfit.measure.devices import find_device, usable_bytes
+from memfit.measure.devices import find_device, is_bytes, usable_bytes
 from memfit.units import format_bytes
 
 
@@ -23,7 +23,7 @@ class Limit:
         ('RTX-4090', '24.00 GiB')
         """
         size_bytes = usable_bytes(device)
-        is_device = not device[:1].isdigit()
+        is_device = not is_bytes(device)
         label = find_device(device).name if is_device else format_bytes(size_bytes)
         return cls(label=label, usable_bytes=size_bytes, is_device=is_device)
 
