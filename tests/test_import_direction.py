@@ -13,7 +13,7 @@ import memfit
 SOURCE = Path(memfit.__file__).parent
 BENCHMARKS = SOURCE.parents[1] / "benchmarks"
 
-DATA = {"errors", "units", "files", "ir"}
+DATA = {"errors", "units", "files", "ir", "tensors"}
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
 BELOW_API = BELOW_CAPTURE | {"plan", "estimate", "capture", "execute"}
 BELOW_STEP = BELOW_API | {"api"}
@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "units": {"errors"},
     "files": {"errors"},
     "ir": {"errors"},
+    "tensors": set(),
     "_torch": DATA,
     "ops": DATA | {"_torch"},
     "measure": DATA | {"_torch", "ops"},

@@ -48,15 +48,11 @@ OUTPUTS: dict[str, tuple[Any, list[str]]] = {
 @pytest.mark.parametrize(("output", "names"), OUTPUTS.values(), ids=OUTPUTS)
 def test_an_output_is_put_together_again(output: Any, names: list[str]) -> None:
     tensors, template = take_apart(output)
+    assert len(tensors) == len(names)
     others = [tensor + 10 for tensor in tensors]
     again, _ = take_apart(template.rebuild(others))
     assert type(template.rebuild(others)) is type(output)
     assert [id(tensor) for tensor in again] == [id(tensor) for tensor in others]
-
-
-@pytest.mark.parametrize(("output", "names"), OUTPUTS.values(), ids=OUTPUTS)
-def test_tensors_are_named_as_users_find_them(output: Any, names: list[str]) -> None:
-    assert take_apart(output)[1].tensor_names() == names
 
 
 def test_constants_stay() -> None:

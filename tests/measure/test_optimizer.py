@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 from memfit.errors import InvalidInput
 from memfit.measure.optimizer import OptimizerLike, optimizer_memory
-from memfit.measure.peak import measure_peak, storage_bytes
+from memfit.measure.peak import held_bytes, measure_peak
 
 NAMES = [
     "sgd",
@@ -65,7 +65,7 @@ def stepped(make: Make, weights: list[nn.Parameter]) -> Optimizer:
 @pytest.mark.parametrize(("optimizer", "make"), CASES, ids=[*NAMES, *VARIANTS])
 def test_the_state_is_exactly_that_of_a_real_step(optimizer: OptimizerLike, make: Make) -> None:
     real = stepped(make, parameters())
-    assert optimizer_memory(optimizer, parameters()).state_bytes == storage_bytes([real])
+    assert optimizer_memory(optimizer, parameters()).state_bytes == held_bytes([real])
 
 
 @pytest.mark.parametrize(("optimizer", "make"), CASES, ids=[*NAMES, *VARIANTS])
@@ -113,14 +113,14 @@ def test_a_name_may_be_written_in_capitals() -> None:
 def test_frozen_parameters_have_no_state() -> None:
     weights = parameters()
     weights[0].requires_grad_(False)
-    assert optimizer_memory("sgd", weights).state_bytes == storage_bytes(weights[1:])
+    assert optimizer_memory("sgd", weights).state_bytes == held_bytes(weights[1:])
 
 
 def test_a_frozen_parameter_in_an_instance_has_no_state() -> None:
     weights = parameters()
     weights[0].requires_grad_(False)
     optimizer = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
-    assert optimizer_memory(optimizer, weights).state_bytes == storage_bytes(weights[1:])
+    assert optimizer_memory(optimizer, weights).state_bytes == held_bytes(weights[1:])
 
 
 def test_half_precision_halves_the_state() -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from memfit.measure.peak import measure_peak, storage_bytes
+from memfit.measure.peak import held_bytes, measure_peak
 
 KIB = 1024
 
@@ -55,34 +55,34 @@ def test_the_run_happens_once() -> None:
 
 def test_shared_storages_count_once() -> None:
     whole = torch.zeros(100)
-    assert storage_bytes([whole, whole[:10], whole.view(10, 10), {"again": [whole]}]) == 400
+    assert held_bytes([whole, whole[:10], whole.view(10, 10), {"again": [whole]}]) == 400
 
 
 def test_a_view_holds_its_whole_storage() -> None:
-    assert storage_bytes([torch.zeros(100)[:1]]) == 400
+    assert held_bytes([torch.zeros(100)[:1]]) == 400
 
 
 def test_tied_parameters_and_buffers_of_modules_count_once() -> None:
     layer = nn.Linear(4, 4, bias=False)
     twin = nn.Linear(4, 4, bias=False)
     twin.weight = layer.weight
-    assert storage_bytes([nn.Sequential(layer, twin, nn.BatchNorm1d(4))]) == 64 + 4 * 16 + 8
+    assert held_bytes([nn.Sequential(layer, twin, nn.BatchNorm1d(4))]) == 64 + 4 * 16 + 8
 
 
 def test_gradients_are_not_resident() -> None:
     layer = nn.Linear(4, 4)
     layer(torch.ones(4)).sum().backward()
-    assert storage_bytes([layer]) == 80
+    assert held_bytes([layer]) == 80
 
 
 def test_the_state_of_an_optimizer_counts() -> None:
     weight = nn.Parameter(torch.zeros(100))
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
-    assert storage_bytes([optimizer]) == 0
+    assert held_bytes([optimizer]) == 0
     weight.grad = torch.ones(100)
     optimizer.step()
-    assert storage_bytes([optimizer]) == 400
+    assert held_bytes([optimizer]) == 400
 
 
 def test_containers_without_tensors_are_empty() -> None:
-    assert storage_bytes([3, "text", None, [], {"a": ()}]) == 0
+    assert held_bytes([3, "text", None, [], {"a": ()}]) == 0

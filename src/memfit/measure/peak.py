@@ -52,6 +52,11 @@ def _measure_cuda(run: Callable[[], Any], resident_bytes: int) -> MeasuredPeak:
     return MeasuredPeak(peak_bytes=resident_bytes + rise_bytes, resident_bytes=resident_bytes, live_bytes=())
 
 
+def held_bytes(holders: Iterable[Any]) -> int:
+    """Bytes of all distinct storages held by modules, optimizers, tensors and containers."""
+    return storage_bytes(list(_tensors(holders)))
+
+
 def _tensors(holders: Iterable[Any]) -> Iterator[torch.Tensor]:
     for holder in holders:
         if isinstance(holder, nn.Module):
