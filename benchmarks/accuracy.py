@@ -4,8 +4,9 @@
     python -m benchmarks.accuracy resnet gpt       # those whose name contains one of the words
     python -m benchmarks.accuracy --results FILE   # also write the figures as JSON
 
-Every case runs in a process of its own, with glibc told to keep big blocks (both sides alike), so
-that neither one case's leftovers nor page faults are measured.
+The exit code is 1 if a case fails or a promise is not kept. Every case runs in a process of its own,
+with glibc told to keep big blocks (both sides alike), so that neither one case's leftovers nor page
+faults are measured.
 """
 
 import argparse
@@ -37,17 +38,27 @@ def main() -> None:
         print(json.dumps(dataclasses.asdict(run_case(standard_cases()[options.one]))))
         return
     console = Console()
-    results = []
+    results: list[CaseResult] = []
+    failed: list[str] = []
     for number, case in enumerate(standard_cases()):
-        if _is_wanted(case, options.words):
+        if not _is_wanted(case, options.words):
+            continue
+        try:
             with console.status(f"{case}"):
                 results.append(_in_own_process(number))
             console.print(_line(results[-1]))
-    console.print(_estimate_table(results))
-    console.print(_round_trip_table(results))
-    console.print(_verdict(results))
+        except subprocess.CalledProcessError as error:
+            failed.append(f"{case} ended with code {error.returncode}")
+    if results:
+        console.print(_estimate_table(results))
+        console.print(_round_trip_table(results))
+        console.print(_verdict(results))
     if options.results is not None:
         write_atomically(options.results, json.dumps(_report(results), indent=1))
+    failed += _misses(results)
+    for miss in failed:
+        console.print(f"[red]missed:[/red] {miss}")
+    sys.exit(1 if failed else 0)
 
 
 def _options() -> argparse.Namespace:
@@ -116,6 +127,25 @@ def _verdict(results: list[CaseResult]) -> str:
         f"equal eager bit for bit, time ratio median {statistics.median(r.time_ratio for r in results):.3f}, "
         f"worst {max(r.time_ratio for r in results):.3f}"
     )
+
+
+def _misses(results: list[CaseResult]) -> list[str]:
+    """Where the promises are not kept: errors of the estimate, equality, peak and time of the captured model."""
+    errors = [each.error for result in results for each in result.estimates]
+    misses = []
+    if errors and statistics.median(map(abs, errors)) > 0.01:
+        misses.append("the median error of the estimate is over 1%")
+    for result in results:
+        worst = max((each.error for each in result.estimates), key=abs)
+        if not -0.01 <= worst <= 0.025:
+            misses.append(f"{result.case}: the estimate is off by {worst:+.2%}")
+        if not result.is_equal:
+            misses.append(f"{result.case}: {', '.join(result.differing)} differ from eager")
+        if result.captured_peak_bytes > 1.01 * result.eager_peak_bytes:
+            misses.append(f"{result.case}: the captured model needs more than 1% more than eager")
+        if result.time_ratio > 1.03:
+            misses.append(f"{result.case}: {result.time_ratio:.3f} times eager's time")
+    return misses
 
 
 def _report(results: list[CaseResult]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The standard cases: nine well-known models at sizes whose step takes 0.2 to 2 s on two cores.
+"""The standard cases: nine well-known models at sizes whose step takes 0.2 to 3 s on two cores.
 
 Every case is one training step as people write it: build the model, make a batch, compute a
 loss. Each has two batch sizes.

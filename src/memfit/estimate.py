@@ -69,7 +69,8 @@ class Estimate:
         """Whether the step fits a device, given by name ("A100-40GB") or by its memory ("24GiB")."""
         return self.peak_bytes <= usable_bytes(device)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, *, depth: int = 1, top: int = 10) -> dict[str, Any]:
+        """Everything for machines; `depth` and `top` as in `by_module` and `biggest`."""
         return {
             "format": _FORMAT,
             "version": _VERSION,
@@ -82,8 +83,8 @@ class Estimate:
             "peak_module": self.timeline.peak.module,
             "resident_bytes": self.timeline.resident_bytes,
             "by_kind": {str(kind): size for kind, size in self.by_kind().items()},
-            "by_module": self.by_module(),
-            "biggest": [dataclasses.asdict(storage) for storage in self.biggest()],
+            "by_module": self.by_module(depth),
+            "biggest": [dataclasses.asdict(storage) for storage in self.biggest(top)],
             "parameters": [dataclasses.asdict(each) for each in self.parameters],
             "workspaces_measured": self.workspaces_measured,
             "notes": list(self.notes),
@@ -95,7 +96,8 @@ class Estimate:
     def __str__(self) -> str:
         parts = ", ".join(f"{format_bytes(size)} {kind}" for kind, size in self.by_kind().items())
         step = f"a training step with {self.optimizer}" if self.optimizer else "forward and backward"
-        return f"{self.model} on {self.device}, {step}: peak {format_bytes(self.peak_bytes)} ({parts})"
+        notes = "".join(f"; {note}" for note in self.notes)
+        return f"{self.model} on {self.device}, {step}: peak {format_bytes(self.peak_bytes)} ({parts}){notes}"
 
     def _live(self) -> list[Storage]:
         return [self.graph.storages[index] for index in self.timeline.peak_storages]

@@ -144,7 +144,6 @@ def test_the_output_of_a_transformer_keeps_its_class(tiny_gpt2: type[nn.Module])
     with traced(tiny_gpt2().train(), Sample.of({"input_ids": words, "labels": words})) as joint:
         assert joint.differentiated == (0,)
         assert joint.undifferentiated == (1,)
-        assert joint.differentiated == (0,)
         rebuilt = joint.template.rebuild([torch.zeros(()), torch.zeros(2)])
     assert type(rebuilt).__name__ == "CausalLMOutputWithCrossAttentions"
     assert rebuilt.logits.shape == (2,)

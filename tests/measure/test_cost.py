@@ -104,3 +104,11 @@ def test_devices_builds_and_thread_counts_have_their_own_files(tmp_path: Path, m
 def test_the_file_is_the_same_whatever_the_order(cache: CostCache) -> None:
     cache.save({"b": ONE, "a": TWO})
     assert list(json.loads(cache.path.read_text())["costs"]) == ["a", "b"]
+
+
+@pytest.mark.parametrize("damage", ["1e999", "-3", "[" * 100_000])
+def test_impossible_numbers_are_measured_again(tmp_path, damage) -> None:
+    cache = CostCache("cpu", tmp_path)
+    cache.save({"call": OperatorCost(workspace_bytes=7, output_bytes=(1,))})
+    cache.path.write_text(cache.path.read_text().replace("7", damage, 1))
+    assert cache.load() == {}

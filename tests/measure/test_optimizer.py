@@ -193,3 +193,10 @@ def test_on_cuda_an_optimizer_that_was_told_otherwise_does_as_told() -> None:
     fused = optimizer_memory(lambda weights: torch.optim.AdamW(weights, fused=True), parameters(), for_cuda=True)
     assert one_by_one == optimizer_memory("adamw", parameters())
     assert fused.workspace_bytes == 0
+
+
+def test_parameters_without_a_gradient_have_no_state() -> None:
+    weights = parameters()
+    with_all = optimizer_memory("adamw", weights).state_bytes
+    without_last = optimizer_memory("adamw", weights, without_gradient=weights[-1:]).state_bytes
+    assert without_last == with_all - 2 * held_bytes(weights[-1:]) - 4

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 
+import memfit
 from memfit.measure import probe
 from memfit.measure.cost import CostCache, OperatorCost
 from memfit.measure.probe import measured_costs
@@ -175,3 +176,11 @@ def test_grad_mode_is_as_it_was(cache: CostCache) -> None:
 def test_nothing_is_written_when_nothing_was_measured(cache: CostCache) -> None:
     measured_costs([REJECTED], device="cpu", cache=cache)
     assert not cache.path.exists()
+
+
+@pytest.mark.parametrize("around", [memfit.without_weights, lambda: torch.autocast("cpu", torch.bfloat16)])
+def test_what_the_caller_is_in_the_middle_of_does_not_change_a_cost(around) -> None:
+    call = encode(torch.ops.aten.mm.default, (torch.zeros(8, 8), torch.zeros(8, 8)), {})
+    with around():
+        (cost,) = measured_costs([call], device="cpu", cache=CostCache("around")).values()
+    assert cost.output_bytes == (8 * 8 * 4,)

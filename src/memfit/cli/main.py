@@ -29,7 +29,7 @@ from memfit.errors import InvalidInput, InvalidSample, MemfitError
 from memfit.estimate import Estimate
 from memfit.files import write_atomically
 from memfit.report import page
-from memfit.report.breakdown import printable
+from memfit.report.breakdown import automatic_depth, printable
 from memfit.report.limit import Limit
 from memfit.report.tables import print_estimate
 
@@ -186,7 +186,7 @@ def _estimate(
         if html is not None:
             _write_page(html, page.render(result, limit, top=top, depth=depth))
         if as_json:
-            typer.echo(_json(result, limit))
+            typer.echo(_json(result, limit, depth=depth or automatic_depth(result), top=top))
         else:
             print_estimate(Console(), result, limit, top=top, depth=depth)
     if limit is not None and not limit.fits(result.peak_bytes):
@@ -254,9 +254,9 @@ def _write_page(path: Path, text: str) -> None:
         ) from None
 
 
-def _json(result: Estimate, limit: Limit | None) -> str:
+def _json(result: Estimate, limit: Limit | None, *, depth: int, top: int) -> str:
     verdict = {
         "fits": None if limit is None else limit.fits(result.peak_bytes),
         "device_usable_bytes": None if limit is None else limit.usable_bytes,
     }
-    return json.dumps(result.to_dict() | verdict, indent=2)
+    return json.dumps(result.to_dict(depth=depth, top=top) | verdict, indent=2)
