@@ -21,6 +21,8 @@
     The operator without the Python wrapper around it.
 `memory_events` rests on `profile.kineto_results`
     Allocator events in order, see `measure/peak.py`.
+`cuda_memory_events` rests on `torch.cuda.memory._record_memory_history`, `_snapshot`
+    The same on CUDA.
 
 Note [Eager decompositions]
     While AOTAutograd traces, torch's "python dispatcher" replaces the decompositions of some
@@ -62,6 +64,7 @@ __all__ = [
     "annotation",
     "below_autograd",
     "compile_joint",
+    "cuda_memory_events",
     "detect_fake_mode",
     "eager_dispatch",
     "export_joint",
@@ -138,3 +141,17 @@ def memory_events(run: Callable[[], Any]) -> list[int]:
         if event.name() == "[memory]" and event.device_type() == torch._C._autograd.DeviceType.CPU
     ]
     return [change_bytes for _, change_bytes in sorted(events, key=lambda event: event[0])]
+
+
+def cuda_memory_events(run: Callable[[], Any]) -> list[int]:
+    """Run once and return what every allocation (+) and release (-) on the current CUDA device changed."""
+    torch.cuda.memory._record_memory_history(context=None)
+    try:
+        run()
+        torch.cuda.synchronize()
+        traces = torch.cuda.memory._snapshot()["device_traces"]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    signs = {"alloc": 1, "free_completed": -1}
+    events = traces[torch.cuda.current_device()]
+    return [signs[event["action"]] * event["size"] for event in events if event["action"] in signs]

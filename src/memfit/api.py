@@ -57,7 +57,8 @@ def estimate(
     check_optimizer(optimizer)
     with removed(model):
         graph = _captured_graph(model, sample, loss, backward_from)
-    graph = with_byte_masks(graph) if _is_for_cuda(model, target) else graph
+    if _is_for_cuda(model, target) and not _is_for_cuda(model, None):
+        graph = with_byte_masks(graph)
     needs = _optimizer_memory(optimizer, model, graph, target)
     if measure is None:
         measure = target is None and _could_run_here(graph, needs)

@@ -1,11 +1,12 @@
 """The exact peak of a real run, from the allocator's own events.
 
 On CPU the profiler reports every allocation and release with its size, also those inside an
-operator. On CUDA the caching allocator keeps the maximum itself.
+operator. On CUDA the caching allocator keeps the maximum itself, and its history the timeline.
 """
 
 import dataclasses
 import gc
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -22,7 +23,7 @@ class MeasuredPeak:
 
     peak_bytes: int
     resident_bytes: int  # what the run started with
-    live_bytes: tuple[int, ...]  # after every allocation and release; empty on CUDA
+    live_bytes: tuple[int, ...]  # after every allocation and release
 
 
 def measure_peak(run: Callable[[], Any], *, resident: Iterable[Any]) -> MeasuredPeak:
@@ -36,20 +37,17 @@ def measure_peak(run: Callable[[], Any], *, resident: Iterable[Any]) -> Measured
     gc.collect()
     if any(tensor.is_cuda for tensor in tensors):
         return _measure_cuda(run, resident_bytes)
-    live = [resident_bytes]
-    for change_bytes in _torch.memory_events(run):
-        live.append(live[-1] + change_bytes)
-    return MeasuredPeak(peak_bytes=max(live), resident_bytes=resident_bytes, live_bytes=tuple(live))
+    live = tuple(itertools.accumulate(_torch.memory_events(run), initial=resident_bytes))
+    return MeasuredPeak(peak_bytes=max(live), resident_bytes=resident_bytes, live_bytes=live)
 
 
 def _measure_cuda(run: Callable[[], Any], resident_bytes: int) -> MeasuredPeak:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before_bytes = torch.cuda.memory_allocated()
-    run()
-    torch.cuda.synchronize()
+    live = tuple(itertools.accumulate(_torch.cuda_memory_events(run), initial=resident_bytes))
     rise_bytes = torch.cuda.max_memory_allocated() - before_bytes
-    return MeasuredPeak(peak_bytes=resident_bytes + rise_bytes, resident_bytes=resident_bytes, live_bytes=())
+    return MeasuredPeak(peak_bytes=resident_bytes + rise_bytes, resident_bytes=resident_bytes, live_bytes=live)
 
 
 def held_bytes(holders: Iterable[Any]) -> int:
