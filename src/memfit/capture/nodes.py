@@ -7,7 +7,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from memfit.capture.record import ANNOTATION, Mark
+from memfit.capture.record import ANNOTATION, Mark, draws
 from memfit.tensors import storage_key, tensors_in
 
 _NO_MARK = Mark(module="", source="", in_place=False)
@@ -50,7 +50,7 @@ def autograd_node(node: fx.Node) -> int | None:
 
 def is_random(node: fx.Node) -> bool:
     """Whether a node draws from a generator."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return draws(node.target)
 
 
 def is_view(node: fx.Node) -> bool:

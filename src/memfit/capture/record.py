@@ -115,7 +115,7 @@ class KnownValues:
             return
         tensors = tensors_in((args, kwargs))
         known = [self._lookup(tensor) for tensor in tensors]
-        if any(value is None for value in known) or _is_random(operator) or not _is_small(result):
+        if any(value is None for value in known) or draws(operator) or not _is_small(result):
             self._spoil(operator, tensors)
             return
         values = iter(known)
@@ -185,7 +185,7 @@ def _call(operator: Any, args: Any, kwargs: Any) -> Any:
     puts in the place of `bernoulli_` always makes a contiguous result, so on a transposed
     tensor it would draw other numbers: there the operator is called on a contiguous view.
     """
-    if not _is_random(operator) or not _overwrites_first(operator) or args[0].is_contiguous():
+    if not draws(operator) or not _overwrites_first(operator) or args[0].is_contiguous():
         return operator(*args, **kwargs)
     tensor, *rest = args
     view = tensor.permute(sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis)))
@@ -239,8 +239,9 @@ def _overwrites_first(operator: Any) -> bool:
     return bool(arguments) and arguments[0].is_write
 
 
-def _is_random(operator: Any) -> bool:
-    return torch.Tag.nondeterministic_seeded in operator.tags
+def draws(operator: Any) -> bool:
+    """Whether an operator draws from a generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
 
 
 def _is_small(result: Any) -> bool:
