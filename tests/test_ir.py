@@ -42,6 +42,8 @@ def graphs(draw: st.DrawFn) -> Graph:
         inputs=indices,
         outputs=indices,
         overwrites=st.none() | index,
+        may_overwrite=st.none() | index,
+        technique=st.text(max_size=8),
         signature=st.text(max_size=8),
         flops=sizes,
         random=st.booleans(),
@@ -58,10 +60,11 @@ def graphs(draw: st.DrawFn) -> Graph:
         held=draw(indices),
         written_back=draw(indices),
         trained=tuple(draw(st.lists(st.tuples(index, index), max_size=2))),
+        alternatives=tuple(draw(st.lists(operation, max_size=2))),
     )
 
 
-instructions = st.lists(st.builds(Compute, sizes) | st.builds(Free, sizes), max_size=5).map(tuple)
+instructions = st.lists(st.builds(Compute, sizes, st.booleans()) | st.builds(Free, sizes), max_size=5).map(tuple)
 programs = st.builds(Program, graph_digest=st.text(max_size=16), forward=instructions, backward=instructions)
 
 

@@ -12,8 +12,17 @@ Note [Values are storages]
 Note [Overwriting]
     An operation that works in place (`relu_`) is written as an operation with a fresh output
     and `overwrites` naming the input storage whose memory the output takes over. That input
-    is dead afterwards: nothing reads it again. Planners may ignore the field (the operation
-    is then run out of place), and may set it where they know the input dies.
+    is dead afterwards: nothing reads it again. `may_overwrite` names the input that could be
+    taken over by the same operator in place, whether or not the eager run does so. A program
+    says at each run whether it happens (`Compute.in_place`).
+
+Note [Alternatives]
+    Other ways to get what the model's own operations make, for planners to choose from. They
+    follow the operations in numbering: `Compute(len(operations) + 2)` runs the third alternative.
+    One in the forward phase either makes a smaller form of a value (a new storage: dropout's mask
+    in bits), run right after the value is first made, or makes an existing value again (from its
+    smaller form, or by a cheaper operator). One in the backward phase makes exactly the
+    outputs of one of the model's own operations, from other inputs. The plain run knows none.
 
 Note [Frames]
     In the eager run, one node of autograd computes the backward of one forward operator with
@@ -87,11 +96,13 @@ class Operation:
     inputs: tuple[int, ...]  # storages read, by index into Graph.storages
     outputs: tuple[int, ...]  # storages made
     overwrites: int | None = None  # see Note [Overwriting]
+    may_overwrite: int | None = None
     signature: str = ""  # equal signatures cost the same: operator, shapes, strides, dtypes, constants
     flops: int = 0
     random: bool = False  # draws from a generator
     frame: int | None = None  # see Note [Frames]
     checkpoint: int | None = None  # see Note [Checkpoints]
+    technique: str = ""  # of an alternative: the name of what it does, "bits", see Note [Alternatives]
     module: str = ""
     source: str = ""
 
@@ -107,6 +118,12 @@ class Graph:
     held: tuple[int, ...]  # storages alive when the backward pass ends: outputs, gradients
     written_back: tuple[int, ...] = ()  # new values of buffers, copied into them when the forward ends
     trained: tuple[tuple[int, int], ...] = ()  # (parameter, its gradient)
+    alternatives: tuple[Operation, ...] = ()  # see Note [Alternatives]
+
+    def operation(self, index: int) -> Operation:
+        """The operation or alternative that an instruction names."""
+        count = len(self.operations)
+        return self.operations[index] if index < count else self.alternatives[index - count]
 
     def digest(self) -> str:
         """A short hash that two equal graphs share."""
@@ -127,6 +144,7 @@ class Graph:
                 held=tuple(fields["held"]),
                 written_back=tuple(fields["written_back"]),
                 trained=tuple((parameter, gradient) for parameter, gradient in fields["trained"]),
+                alternatives=tuple(_operation(each) for each in fields["alternatives"]),
             )
             _check_indices(graph)
             return graph
@@ -144,7 +162,8 @@ class OptimizerMemory:
 class Compute:
     """Run an operation, the first time or again."""
 
-    operation: int
+    operation: int  # or an alternative, see `Graph.operation`
+    in_place: bool = False  # its output takes over the memory of its `may_overwrite`
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -198,6 +217,7 @@ def without_prefix(graph: Graph, prefix: str) -> Graph:
             dataclasses.replace(each, name=shorter(each.name), module=shorter(each.module)) for each in graph.storages
         ),
         operations=tuple(dataclasses.replace(each, module=shorter(each.module)) for each in graph.operations),
+        alternatives=tuple(dataclasses.replace(each, module=shorter(each.module)) for each in graph.alternatives),
     )
 
 
@@ -250,9 +270,9 @@ def _check_indices(graph: Graph) -> None:
     count = len(graph.storages)
     named = [*graph.resident, *graph.tangents, *graph.held, *graph.written_back]
     named += [index for pair in graph.trained for index in pair]
-    for operation in graph.operations:
+    for operation in (*graph.operations, *graph.alternatives):
         named += [*operation.inputs, *operation.outputs]
-        named += [] if operation.overwrites is None else [operation.overwrites]
+        named += [each for each in (operation.overwrites, operation.may_overwrite) if each is not None]
     for index in named:
         if not isinstance(index, int) or not 0 <= index < count:
             raise ValueError(f"storage {index!r} of {count}")
@@ -267,7 +287,7 @@ def _instruction_to_data(instruction: Instruction) -> list[Any]:
 
 
 def _instruction(data: list[Any]) -> Instruction:
-    name, *operands = data
-    if not all(isinstance(operand, int) and operand >= 0 for operand in operands):
+    name, index, *flags = data
+    if type(index) is not int or index < 0 or not all(type(flag) is bool for flag in flags):
         raise ValueError(f"instruction {data!r}")
-    return _INSTRUCTIONS[name](*operands)
+    return _INSTRUCTIONS[name](index, *flags)

@@ -49,6 +49,7 @@ def graph_of(
                 inputs=indices(step.reads),
                 outputs=indices(step.makes),
                 overwrites=names.index(step.overwrites) if step.overwrites else None,
+                may_overwrite=names.index(step.overwrites) if step.overwrites else None,
                 frame=step.frame,
                 checkpoint=step.checkpoint,
                 module=f"module.of.{step.name}",
@@ -119,5 +120,5 @@ def _with_overwriting(draw: st.DrawFn, graph: Graph) -> Graph:
         later = {index for other in operations[position + 1 :] for index in other.inputs}
         dying = [index for index in operation.inputs if index not in kept and index not in later]
         if dying and draw(st.booleans()):
-            operations[position] = dataclasses.replace(operation, overwrites=dying[0])
+            operations[position] = dataclasses.replace(operation, overwrites=dying[0], may_overwrite=dying[0])
     return dataclasses.replace(graph, operations=tuple(operations))

@@ -83,7 +83,7 @@ def test_what_is_overwritten_is_not_freed_as_well() -> None:
         [Step("first", makes="a"), Step("second", reads="a", makes="b", overwrites="a")],
         held="b",
     )
-    assert identity_program(graph).forward == (Compute(0), Compute(1))
+    assert identity_program(graph).forward == (Compute(0), Compute(1, in_place=True))
 
 
 def test_what_a_frame_reads_and_makes_lasts_until_it_ends() -> None:

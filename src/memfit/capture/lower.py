@@ -132,6 +132,7 @@ class _Lowering:
         if not fresh:
             return  # a view
         args, kwargs = arguments_of(node)
+        may_overwrite, overwrites = self._overwritten(node, position)
         self._operations.append(
             Operation(
                 name=node.name,
@@ -139,7 +140,8 @@ class _Lowering:
                 phase=phase,
                 inputs=inputs,
                 outputs=tuple(self._add(value, node.name, mark, phase) for value in fresh),
-                overwrites=self._overwritten(node, position),
+                overwrites=overwrites,
+                may_overwrite=may_overwrite,
                 signature=signature.encode(node.target, args, kwargs),
                 flops=_flops(node, args, kwargs),
                 random=is_random(node),
@@ -215,17 +217,14 @@ class _Lowering:
                     last_use[storage_key(value)] = position
         return last_use
 
-    def _overwritten(self, node: fx.Node, position: int) -> int | None:
-        """The storage the eager run overwrites here, see Note [Overwriting] in `ir.py`."""
-        differentiated = self._forward_targets.get(autograd_node(node))
-        if not works_in_place(node, differentiated) or in_place_form(node.target) is None:
-            return None
-        first: Any = node.args[0]
+    def _overwritten(self, node: fx.Node, position: int) -> tuple[int | None, int | None]:
+        """What could be overwritten here, and what the eager run does overwrite, see Note [Overwriting] in `ir.py`."""
+        first: Any = node.args[0] if node.args else None
+        if not isinstance(first, fx.Node) or in_place_form(node.target) is None:
+            return None, None
         value, result = first.meta["val"], node.meta["val"]
         index = self._indices[storage_key(value)]
-        phase = Phase.BACKWARD if is_backward(node) else Phase.FORWARD
-        made_here = self._drafts[index].phase is phase and index not in self._tangents
-        dies_here = self._last_use[storage_key(value)] == position
+        made_by_the_step = self._drafts[index].phase is not None and index not in self._tangents
         fills_it = value.numel() * value.element_size() == value.untyped_storage().nbytes()
         is_alone = all(
             storage_key(tensor) != storage_key(value)
@@ -234,7 +233,12 @@ class _Lowering:
             for tensor in tensors_of(source)
         )
         fits = (value.shape, value.stride(), value.dtype) == (result.shape, result.stride(), result.dtype)
-        return index if made_here and dies_here and fills_it and is_alone and fits else None
+        if not (made_by_the_step and fills_it and is_alone and fits):
+            return None, None
+        phase = Phase.BACKWARD if is_backward(node) else Phase.FORWARD
+        dies_here = self._drafts[index].phase is phase and self._last_use[storage_key(value)] == position
+        differentiated = self._forward_targets.get(autograd_node(node))
+        return index, index if dies_here and works_in_place(node, differentiated) else None
 
     def _storages(self) -> Iterator[Storage]:
         read_in_backward = {

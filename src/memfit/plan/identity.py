@@ -18,7 +18,8 @@ def identity_program(graph: Graph) -> Program:
     frees = _frees(graph, runs)
     passes: dict[Phase, list[Instruction]] = {Phase.FORWARD: [], Phase.BACKWARD: []}
     for place, run in enumerate(runs):
-        passes[run.phase].append(Compute(run.operation))
+        in_place = graph.operations[run.operation].overwrites is not None
+        passes[run.phase].append(Compute(run.operation, in_place))
         passes[run.phase] += [Free(storage) for storage in frees[place]]
     return Program(
         graph_digest=graph.digest(),

@@ -54,14 +54,14 @@ def simulate(
     optimizer: OptimizerMemory | None = None,
     granularity_bytes: int = 1,
 ) -> Timeline:
-    """Run `program` in the mind. `workspace_bytes` is by operation; none means none.
+    """Run `program` in the mind. `workspace_bytes` is by operation, then by alternative; none means none.
 
     `granularity_bytes` is what the allocator rounds every storage up to.
     """
     optimizer = optimizer or OptimizerMemory()
     memory = _Memory(graph, optimizer, granularity_bytes)
     resident_bytes = memory.total_bytes()
-    workspaces = workspace_bytes or [0] * len(graph.operations)
+    workspaces = workspace_bytes or [0] * (len(graph.operations) + len(graph.alternatives))
     moments = _walk(memory, Phase.FORWARD, program.forward, workspaces)
     for storage in graph.tangents:
         memory.allocate(storage)
@@ -116,9 +116,9 @@ def _walk(
         if not isinstance(instruction, Compute):
             memory.free(instruction.storage)
             continue
-        operation = memory.graph.operations[instruction.operation]
-        if operation.overwrites is not None:
-            memory.free(operation.overwrites)
+        operation = memory.graph.operation(instruction.operation)
+        if instruction.in_place and operation.may_overwrite is not None:
+            memory.free(operation.may_overwrite)
         for storage in operation.outputs:
             memory.allocate(storage)
         workspace_bytes = workspaces[instruction.operation]
@@ -137,9 +137,9 @@ def _live_at(graph: Graph, program: Program, position: int) -> tuple[int, ...]:
             if not isinstance(instruction, Compute):
                 live[instruction.storage] -= 1
                 continue
-            operation = graph.operations[instruction.operation]
-            if operation.overwrites is not None:
-                live[operation.overwrites] -= 1
+            operation = graph.operation(instruction.operation)
+            if instruction.in_place and operation.may_overwrite is not None:
+                live[operation.may_overwrite] -= 1
             live.update(operation.outputs)
             if computed == position:
                 return _biggest_first(graph, live)
