@@ -106,7 +106,7 @@ def test_the_written_form_of_a_program_is_this() -> None:
         "format": "memfit.program",
         "version": 1,
         "graph_digest": SMALL.digest(),
-        "forward": [["compute", 0]],
+        "forward": [["compute", 0, False]],
         "backward": [["free", 1]],
     }
 
