@@ -10,6 +10,7 @@ Note [Accumulated gradients]
 """
 
 import dataclasses
+import operator
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -19,8 +20,12 @@ from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 from memfit.capture.nodes import (
+    FORM_OF,
+    REMAKES,
+    TECHNIQUE,
     arguments_of,
     autograd_node,
+    is_alternative,
     is_backward,
     is_operator,
     is_random,
@@ -33,6 +38,7 @@ from memfit.capture.trace import ROOT, Joint
 from memfit.ir import ACCUMULATE, Graph, Kind, Operation, Phase, Storage
 from memfit.measure import signature
 from memfit.ops.inplace import in_place_form
+from memfit.ops.registry import name_of
 from memfit.tensors import storage_key
 
 
@@ -54,7 +60,8 @@ class _Draft:
 
 class _Lowering:
     def __init__(self, graph: fx.Graph, input_names: list[str]) -> None:
-        self._nodes = list(graph.nodes)
+        self._nodes = [node for node in graph.nodes if not is_alternative(node)]
+        self._alternatives = [node for node in graph.nodes if is_alternative(node)]
         self._input_names = input_names
         self._indices: dict[int, int] = {}  # torch's storage identity to ours
         self._drafts: list[_Draft] = []
@@ -81,6 +88,7 @@ class _Lowering:
             if is_operator(node):
                 self._add_operation(node, position)
         self._add_outputs(self._nodes[-1])
+        alternatives = tuple(self._alternative(node) for node in self._alternatives)
         return Graph(
             storages=tuple(self._storages()),
             operations=tuple(self._operations),
@@ -89,6 +97,7 @@ class _Lowering:
             held=tuple(dict.fromkeys((*self._held, *self._gradients.values()))),
             written_back=tuple(dict.fromkeys(self._written_back)),
             trained=tuple(self._gradients.items()),
+            alternatives=alternatives,
         )
 
     def _add_placeholder(self, node: fx.Node) -> None:
@@ -136,7 +145,7 @@ class _Lowering:
         self._operations.append(
             Operation(
                 name=node.name,
-                target=str(node.target),
+                target=name_of(node.target),
                 phase=phase,
                 inputs=inputs,
                 outputs=tuple(self._add(value, node.name, mark, phase) for value in fresh),
@@ -150,6 +159,33 @@ class _Lowering:
                 module=mark.module,
                 source=mark.source,
             )
+        )
+
+    def _alternative(self, node: fx.Node) -> Operation:
+        """See Note [Alternatives] in `ir.py`."""
+        mark = mark_of(node)
+        args, kwargs = arguments_of(node)
+        phase = Phase.BACKWARD if is_backward(node) else Phase.FORWARD
+        if REMAKES in node.meta:
+            made = [self._indices[storage_key(value)] for value in tensors_of(node.meta[REMAKES])]
+        else:
+            of, form = node.meta[FORM_OF]
+            name = f"{of.args[0] if of.target is operator.getitem else of}.{form}"
+            made = [self._add(value, name, mark, phase) for value in tensors_of(node)]
+            for index in made:
+                self._drafts[index].kind = Kind.ACTIVATION  # why else would it be made
+        return Operation(
+            name=node.name,
+            target=name_of(node.target),
+            phase=phase,
+            inputs=tuple(dict.fromkeys(self._inputs(node))),
+            outputs=tuple(dict.fromkeys(made)),
+            signature=signature.encode(node.target, args, kwargs),
+            frame=self._frame(node),
+            checkpoint=mark.checkpoint,
+            technique=node.meta[TECHNIQUE],
+            module=mark.module,
+            source=mark.source,
         )
 
     def _add_outputs(self, output: fx.Node) -> None:

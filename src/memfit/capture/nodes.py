@@ -10,6 +10,10 @@ from torch.utils import _pytree as pytree
 from memfit.capture.record import ANNOTATION, Mark, draws
 from memfit.tensors import storage_key, tensors_in
 
+TECHNIQUE = "memfit_technique"  # on alternatives: the lean operator they belong to
+REMAKES = "memfit_remakes"  # on alternatives that make a value again: the node whose value it is
+FORM_OF = "memfit_form_of"  # on alternatives that make a smaller form: the node whose value it is, and the form's name
+
 _NO_MARK = Mark(module="", source="", in_place=False)
 
 
@@ -35,6 +39,11 @@ def mark_of(node: fx.Node) -> Mark:
 def is_operator(node: fx.Node) -> bool:
     """Whether a node calls an operator, rather than picking one of several results."""
     return node.op == "call_function" and node.target is not operator.getitem
+
+
+def is_alternative(node: fx.Node) -> bool:
+    """Whether a node is another way to get a value, see Note [Alternatives] in `ir.py`."""
+    return TECHNIQUE in node.meta
 
 
 def is_backward(node: fx.Node) -> bool:

@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from memfit.ops.registry import find_function, name_of
+
 _TENSOR, _DTYPE, _LAYOUT, _FORMAT, _DEVICE = "tensor", "dtype", "layout", "memory_format", "device"
 
 
 def encode(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Describe a call; tensors may be real or fake."""
-    call = [str(target), [_encode(arg) for arg in args], {key: _encode(kwargs[key]) for key in sorted(kwargs)}]
+    call = [name_of(target), [_encode(arg) for arg in args], {key: _encode(kwargs[key]) for key in sorted(kwargs)}]
     return json.dumps(call, separators=(",", ":"))
 
 
@@ -30,7 +32,10 @@ def decode(signature: str) -> tuple[Any, list[Any], dict[str, Any]]:
 
 
 def find_operator(name: str) -> Any:
-    """The operator called `namespace.name.overload`."""
+    """The operator called `namespace.name.overload`, or a function of a lean operator of ours."""
+    function = find_function(name)
+    if function is not None:
+        return function
     namespace, packet, overload = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
 

@@ -1,0 +1,115 @@
+"""Write the alternatives of lean operators into a captured graph, beside the model's own operators.
+
+Note [Dead nodes]
+    An alternative is a node that nobody of the model's own reads. A program names those it
+    runs; whoever builds the graphs that run takes these and leaves the others out.
+"""
+
+import contextlib
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from memfit import _torch
+from memfit.capture.nodes import FORM_OF, REMAKES, TECHNIQUE, is_alternative, is_backward, tensors_of
+from memfit.capture.trace import Joint
+from memfit.ops.lean import Alternative, LeanOperator, Site
+from memfit.ops.registry import chosen
+from memfit.tensors import storage_key
+
+
+def extend(joint: Joint, techniques: Collection[str]) -> None:
+    """Add every alternative that the lean operators of these techniques offer."""
+    graph = joint.graph_module.graph
+    writer = _Writer(graph)
+    operators = chosen(techniques)
+    for site in _sites(graph):
+        for operator in operators:
+            for alternative in operator.alternatives(site):
+                writer.add(operator, alternative)
+
+
+def _sites(graph: fx.Graph) -> list[Site]:
+    """The calls of a graph as it is now."""
+    kept = {
+        storage_key(value)
+        for node in graph.nodes
+        if is_backward(node)
+        for source in node.all_input_nodes
+        for value in tensors_of(source)
+    }
+    return list(_described(graph, kept))
+
+
+def _described(graph: fx.Graph, kept: set[int]) -> Iterator[Site]:
+    shown: set[int] = set()
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        key = storage_key(value) if isinstance(value, torch.Tensor) else None
+        if node.op == "call_function" and not is_alternative(node):
+            backward = is_backward(node)
+            yield Site(
+                node=node,
+                is_backward=backward,
+                makes_memory=key is not None and key not in shown,
+                is_kept=not backward and key in kept,
+            )
+        if key is not None:
+            shown.add(key)
+
+
+class _Writer:
+    """Puts nodes where all they read exists, each call once."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._places = {node: place for place, node in enumerate(graph.nodes)}
+        self._last: dict[fx.Node, fx.Node] = {}  # what was put behind a node of the model's own
+        self._written: dict[Any, fx.Node] = {}
+
+    def add(self, operator: LeanOperator, alternative: Alternative) -> fx.Node:
+        args = tuple(self.add(operator, arg) if isinstance(arg, Alternative) else arg for arg in alternative.args)
+        key = (alternative.function, alternative.of, alternative.form, repr(args))
+        if key not in self._written:
+            self._written[key] = self._write(operator, alternative, args)
+        return self._written[key]
+
+    def _write(self, operator: LeanOperator, alternative: Alternative, args: tuple[Any, ...]) -> fx.Node:
+        of = alternative.of
+        read = [arg for arg in pytree.tree_leaves(args) if isinstance(arg, fx.Node)]
+        anchor = max((of, *read), key=self._places.__getitem__)
+        name = f"{of.name}_{alternative.form or alternative.function.__name__}"
+        with self._graph.inserting_after(self._last.get(anchor, anchor)):
+            node = self._graph.create_node("call_function", alternative.function, args, name=name)
+        self._last[anchor] = node
+        self._places[node] = self._places[anchor]
+        node.meta = {key: of.meta[key] for key in _INHERITED if key in of.meta}
+        node.meta["val"] = _made(alternative, args)
+        node.meta[TECHNIQUE] = operator.name
+        node.meta |= {FORM_OF: (of, alternative.form)} if alternative.form else {REMAKES: of}
+        return node
+
+
+_INHERITED = ("custom", "partitioner_tag", "autograd_backward", "seq_nr")
+
+
+def _made(alternative: Alternative, args: tuple[Any, ...]) -> Any:
+    """What a call makes, without memory."""
+    values = pytree.tree_map_only(fx.Node, lambda node: node.meta["val"], args)
+    with torch.no_grad(), _torch.detect_fake_mode(values) or contextlib.nullcontext():
+        made = alternative.function(*values)
+    expected = alternative.of.meta["val"]
+    if not alternative.form and [_layout(each) for each in _flat(made)] != [_layout(each) for each in _flat(expected)]:
+        raise AssertionError(f"{alternative.function.__name__} makes another layout than {alternative.of.name} has")
+    return made
+
+
+def _flat(value: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride()

@@ -1,0 +1,35 @@
+"""All lean operators, and their functions by name."""
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from memfit.ops.bits import BITS
+from memfit.ops.dropout import DROPOUT
+from memfit.ops.lean import LeanOperator
+from memfit.ops.max_pool import MAX_POOL
+
+LEAN_OPERATORS: tuple[LeanOperator, ...] = (BITS, DROPOUT, MAX_POOL)
+
+
+def name_of(target: Any) -> str:
+    """The name of an operator (`aten.relu.default`) or of a function of ours (`memfit.ops.bits:pack`)."""
+    if isinstance(target, torch._ops.OpOverload) or not callable(target):
+        return str(target)
+    return f"{target.__module__}:{target.__name__}"
+
+
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name_of(function): function for operator in LEAN_OPERATORS for function in operator.functions
+}
+
+
+def find_function(name: str) -> Callable[..., Any] | None:
+    """The function of a lean operator with this name; no other function can be named."""
+    return _FUNCTIONS.get(name)
+
+
+def chosen(techniques: Collection[str]) -> tuple[LeanOperator, ...]:
+    """The lean operators that these techniques switch on; names of other techniques switch on none."""
+    return tuple(operator for operator in LEAN_OPERATORS if operator.technique in techniques)
