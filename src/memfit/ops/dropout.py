@@ -6,6 +6,7 @@ In bits it is as good: every value of it is 0 or one over that probability.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -16,6 +17,7 @@ from memfit.ops.lean import (
     LeanOperator,
     Site,
     behind_detach,
+    behind_views,
     in_memory_order,
     is_worth_it,
     same_layout,
@@ -69,19 +71,24 @@ def _alternatives(site: Site) -> Iterator[Alternative]:
 
 def _is_noise(node: fx.Node) -> bool:
     """Whether a node makes the noise of dropout; what is drawn counts only if it is not scaled afterwards."""
-    if _is_scaled(node):
-        return True
-    return node.target is aten.bernoulli.p and not any(_is_scaled(user) for user in node.users)
+    return _is_scaled(node) or (_is_drawn(node) and not _is_scaled_later(node))
+
+
+def _is_drawn(node: Any) -> bool:
+    return isinstance(node, fx.Node) and node.target is aten.bernoulli.p
 
 
 def _is_scaled(node: fx.Node) -> bool:
-    drawn = node.args[0] if node.args else None
+    """A generator fills a tensor that is not contiguous through a view, so there may be one in between."""
     return (
         node.target in (aten.div.Scalar, aten.div.Tensor)
-        and isinstance(drawn, fx.Node)
-        and drawn.target is aten.bernoulli.p
+        and _is_drawn(behind_views(node.args[0]))
         and not isinstance(node.args[1], fx.Node)
     )
+
+
+def _is_scaled_later(node: fx.Node) -> bool:
+    return any(_is_scaled(user) or (user is not behind_views(user) and _is_scaled_later(user)) for user in node.users)
 
 
 def _products(noise: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:

@@ -65,6 +65,22 @@ def behind_detach(node: Any) -> Any:
     return node
 
 
+def behind_views(node: Any) -> Any:
+    """The node whose elements a chain of reordering views shows."""
+    while isinstance(node, fx.Node) and node.target in _REORDERING:
+        node = node.args[0]
+    return node
+
+
+_REORDERING = {
+    torch.ops.aten.detach.default,
+    torch.ops.aten.permute.default,
+    torch.ops.aten.transpose.int,
+    torch.ops.aten.t.default,
+    torch.ops.aten.view.default,
+}
+
+
 def is_worth_it(value: torch.Tensor) -> bool:
     """Whether a value is big enough, and whole: dense, and all of its storage."""
     size_bytes = value.numel() * value.element_size()

@@ -5,12 +5,14 @@ from typing import Any
 
 import torch
 
+from memfit.ops.batch_norm import BATCH_NORM
 from memfit.ops.bits import BITS
 from memfit.ops.dropout import DROPOUT
 from memfit.ops.lean import LeanOperator
 from memfit.ops.max_pool import MAX_POOL
+from memfit.ops.relu import RELU
 
-LEAN_OPERATORS: tuple[LeanOperator, ...] = (BITS, DROPOUT, MAX_POOL)
+LEAN_OPERATORS: tuple[LeanOperator, ...] = (BITS, DROPOUT, RELU, MAX_POOL, BATCH_NORM)
 
 
 def name_of(target: Any) -> str:

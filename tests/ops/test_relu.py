@@ -1,0 +1,62 @@
+import pytest
+import torch
+from tensors_to_pack import HALF, LAYOUTS, LENGTHS, assert_same_bits, with_special_values
+
+from memfit.ops.bits import pack
+from memfit.ops.relu import let_through, let_through_or_scale, pack_inside, pack_positive
+
+aten = torch.ops.aten
+
+
+def values_and_gradient(layout: str, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values and gradients with special values, that meet in all combinations."""
+    values = LAYOUTS[layout](torch.randn(3, 8, 7, 11).to(dtype))
+    gradient = LAYOUTS[layout](torch.randn(3, 8, 7, 11).to(dtype))
+    flat_values, flat_gradient = (each.as_strided((each.numel(),), (1,)) for each in (values, gradient))
+    special = with_special_values(torch.randn(12).to(dtype))
+    flat_values[:144] = special.repeat(12)
+    flat_gradient[:144] = special.repeat_interleave(12)
+    return values, gradient
+
+
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_gradient_of_relu_from_bits(layout: str, dtype: torch.dtype) -> None:
+    values, gradient = values_and_gradient(layout, dtype)
+    output = values.relu()
+    assert_same_bits(let_through(gradient, pack(output)), aten.threshold_backward(gradient, output, 0))
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_gradient_of_relu_of_any_length(length: int) -> None:
+    output, gradient = torch.randn(length).relu(), torch.randn(length)
+    assert_same_bits(let_through(gradient, pack(output)), aten.threshold_backward(gradient, output, 0))
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 6.0), (-1.0, 1.0), (-0.1, 0.1), (-1, 1)])
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_gradient_of_hardtanh_from_bits(layout: str, dtype: torch.dtype, low: float, high: float) -> None:
+    values, gradient = values_and_gradient(layout, dtype)
+    flat = values.as_strided((values.numel(),), (1,))
+    flat[200:204] = torch.tensor([low, high, -low, -high])
+    bits = pack_inside(values, low, high)
+    assert_same_bits(let_through(gradient, bits), aten.hardtanh_backward(gradient, values, low, high))
+
+
+@pytest.mark.parametrize("slope", [0.01, 0.2, 0.0, 1.0])
+@pytest.mark.parametrize("is_result", [False, True])
+@pytest.mark.parametrize("dtype", HALF, ids=str)
+def test_the_gradient_of_leaky_relu_from_bits(dtype: torch.dtype, is_result: bool, slope: float) -> None:
+    values, gradient = values_and_gradient("contiguous", dtype)
+    expected = aten.leaky_relu_backward(gradient, values, slope, is_result)
+    assert_same_bits(let_through_or_scale(gradient, pack_positive(values), slope), expected)
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_other_rectifiers_of_any_length(length: int) -> None:
+    values, gradient = torch.randn(length), torch.randn(length)
+    bits = pack_inside(values, -1.0, 1.0)
+    assert_same_bits(let_through(gradient, bits), aten.hardtanh_backward(gradient, values, -1.0, 1.0))
+    expected = aten.leaky_relu_backward(gradient, values, 0.1, False)
+    assert_same_bits(let_through_or_scale(gradient, pack_positive(values), 0.1), expected)
