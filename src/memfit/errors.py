@@ -6,6 +6,7 @@ MemfitError
 │   ├── InvalidModel        the model cannot be built, found or trained
 │   ├── InvalidBudget       bytes, a unit or a device name that cannot be read
 │   └── InvalidFile         a file of ours that is damaged, foreign or too new
+├── InfeasibleBudget    no plan fits; says the smallest budget that one does (exit code 3)
 ├── CaptureError        the model could not be traced; names module, source line and reason
 └── ExecutionError      a captured model was used in a way it was not captured for
 
@@ -40,6 +41,20 @@ class InvalidBudget(InvalidInput):
 
 class InvalidFile(InvalidInput):
     """A file written by memfit that is damaged, foreign or from a newer version."""
+
+
+class InfeasibleBudget(MemfitError):
+    """No plan fits the budget.
+
+    `smallest_bytes` is the smallest budget a plan was found for, `floor_bytes` what no plan can be below,
+    `operation` the operator that sets that floor.
+    """
+
+    def __init__(self, message: str, *, smallest_bytes: int = 0, floor_bytes: int = 0, operation: str = "") -> None:
+        super().__init__(message)
+        self.smallest_bytes = smallest_bytes
+        self.floor_bytes = floor_bytes
+        self.operation = operation
 
 
 class CaptureError(MemfitError):

@@ -1,0 +1,116 @@
+"""A linear program with binary variables, written row by row and solved by HiGHS."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import highspy
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Answer:
+    """The best point found, if any, and what no point can be below."""
+
+    values: Sequence[float] | None
+    objective: float
+    bound: float
+
+
+class LinearProgram:
+    """Minimise a sum over variables between 0 and 1, under rows `terms >= least` or `terms <= most`."""
+
+    def __init__(self) -> None:
+        self._costs: list[float] = []
+        self._binary: list[bool] = []
+        self._lower: list[float] = []
+        self._upper: list[float] = []
+        self._starts: list[int] = [0]
+        self._columns: list[int] = []
+        self._factors: list[float] = []
+
+    def variable(self, cost: float = 0.0, *, binary: bool = True) -> int:
+        self._costs.append(cost)
+        self._binary.append(binary)
+        return len(self._costs) - 1
+
+    def at_least(self, terms: Mapping[int, float], least: float) -> None:
+        self._row(terms, least, math.inf)
+
+    def at_most(self, terms: Mapping[int, float], most: float) -> None:
+        self._row(terms, -math.inf, most)
+
+    def _row(self, terms: Mapping[int, float], lower: float, upper: float) -> None:
+        self._lower.append(lower)
+        self._upper.append(upper)
+        self._columns += terms.keys()
+        self._factors += terms.values()
+        self._starts.append(len(self._columns))
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return len(self._costs), len(self._lower)
+
+    def solve(
+        self,
+        *,
+        time_limit_s: float,
+        relaxed: bool = False,
+        start: Sequence[float] | None = None,
+        gap: float = 0.0,
+        give_up_above: float = math.inf,
+    ) -> Answer:
+        """Deterministic but for where the time limit falls. `start` is a point to begin from."""
+        solver = highspy.Highs()
+        for option, value in (
+            ("output_flag", False),
+            ("threads", 1),
+            ("random_seed", 1),
+            ("time_limit", max(0.05, time_limit_s)),
+            ("mip_rel_gap", gap),
+        ):
+            solver.setOptionValue(option, value)
+        if give_up_above < math.inf:
+            solver.setOptionValue("objective_bound", give_up_above)
+        solver.passModel(self._model(relaxed))
+        if start is not None and not relaxed:
+            solution = highspy.HighsSolution()
+            solution.col_value = list(start)
+            solver.setSolution(solution)
+        solver.run()
+        return _answer(solver, relaxed)
+
+    def _model(self, relaxed: bool) -> highspy.HighsLp:
+        model = highspy.HighsLp()
+        count = len(self._costs)
+        model.num_col_ = count
+        model.num_row_ = len(self._lower)
+        model.col_cost_ = np.array(self._costs, dtype=np.double)
+        model.col_lower_ = np.zeros(count)
+        model.col_upper_ = np.ones(count)
+        model.row_lower_ = np.array(self._lower, dtype=np.double)
+        model.row_upper_ = np.array(self._upper, dtype=np.double)
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_ = np.array(self._starts, dtype=np.int32)
+        model.a_matrix_.index_ = np.array(self._columns, dtype=np.int32)
+        model.a_matrix_.value_ = np.array(self._factors, dtype=np.double)
+        if not relaxed:
+            kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+            model.integrality_ = [kinds[binary] for binary in self._binary]
+        return model
+
+
+def _answer(solver: highspy.Highs, relaxed: bool) -> Answer:
+    status = solver.getModelStatus()
+    info = solver.getInfo()
+    if status == highspy.HighsModelStatus.kInfeasible:
+        return Answer(None, math.inf, math.inf)
+    found = info.primal_solution_status == highspy.SolutionStatus.kSolutionStatusFeasible
+    objective = info.objective_function_value if found else math.inf
+    if relaxed:
+        solved = status == highspy.HighsModelStatus.kOptimal
+        bound = objective if solved else 0.0
+    else:
+        bound = info.mip_dual_bound
+    values = list(solver.getSolution().col_value) if found else None
+    return Answer(values, objective, bound if math.isfinite(bound) else 0.0)

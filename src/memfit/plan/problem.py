@@ -1,0 +1,267 @@
+"""What there is to decide: which values of the forward pass live when, in a form made for searching.
+
+Note [Order]
+    The model's own operations run in the order of the eager run, forward and backward, each
+    once. What a plan adds is runs in between: forward operations again, before the backward
+    operation that needs them. So a plan is given by the values that live when each backward
+    operation's turn comes (`plan/expand.py` turns that into a program).
+
+Note [Small values]
+    Values that do not matter together (statistics of a BatchNorm, scalars) are always kept.
+
+Sets of values are integers with one bit a value, so that a union is one machine operation.
+"""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterator, Sequence
+
+from memfit.ir import ACCUMULATE, Graph, Operation, OptimizerMemory, Phase
+
+_SMALL_SHARE = 0.002  # of all activations: what small values may be together
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Costs:
+    """What operations take, by number: the model's own, then the alternatives."""
+
+    time_us: Sequence[float]
+    in_place_us: Sequence[float]  # of the run that overwrites its `may_overwrite`
+    workspace_bytes: Sequence[int]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Way:
+    """One operation that can be run to make values, now or again."""
+
+    operation: int
+    needs: int  # values it reads
+    makes: int  # values it makes
+    time_us: float
+    in_place_us: float
+    workspace_bytes: int
+    overwrites: int  # the value it may take over, 0 if none
+    rank: int  # place in the forward pass, to run what is run again in that order
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Turn:
+    """One of the model's own operations in its place, and the other ways to do the same."""
+
+    ways: tuple[Way, ...]  # the model's own first
+    before_bytes: int  # live before it runs, without values
+    during_bytes: int  # live while it runs, without values and workspace
+
+
+class Problem:
+    """A graph and its costs, prepared for searching."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        costs: Costs,
+        *,
+        optimizer: OptimizerMemory | None = None,
+        granularity_bytes: int = 1,
+    ) -> None:
+        self.graph = graph
+        self.costs = costs
+        self.optimizer = optimizer or OptimizerMemory()
+        self.granularity_bytes = granularity_bytes
+        self.storages = _decided(graph)  # by number of a value
+        self.bit = {storage: 1 << number for number, storage in enumerate(self.storages)}
+        self.sizes = [self._rounded(storage) for storage in self.storages]
+        self.makers = self._makers()
+        self.packers = self._packers()
+        self.forward, self.backward = self._turns()
+        self.first_made, self.last_read = self._forward_lives()
+        self.rank_of = [ways[0].rank if ways else self.packers[n].rank for n, ways in enumerate(self.makers)]
+        self.written_back = self._bits(graph.written_back)
+        self.own_time_us = sum(
+            (costs.time_us if operation.overwrites is None else costs.in_place_us)[index]
+            for index, operation in enumerate(graph.operations)
+        )
+
+    def size_of(self, values: int) -> int:
+        return sum(self.sizes[number] for number in numbers(values))
+
+    def names_of(self, values: int) -> list[str]:
+        return [self.graph.storages[self.storages[number]].name for number in numbers(values)]
+
+    @property
+    def forward_end_values(self) -> int:
+        """Values that exist when the forward pass ends, if nothing is dropped that is read again."""
+        return (1 << len(self.storages)) - 1
+
+    def _rounded(self, storage: int) -> int:
+        size_bytes = self.graph.storages[storage].size_bytes
+        return -(-size_bytes // self.granularity_bytes) * self.granularity_bytes
+
+    def _bits(self, storages: Sequence[int]) -> int:
+        total = 0
+        for storage in storages:
+            total |= self.bit.get(storage, 0)
+        return total
+
+    def way(self, index: int) -> Way:
+        operation = self.graph.operation(index)
+        overwrites = 0 if operation.may_overwrite is None else self.bit.get(operation.may_overwrite, 0)
+        return Way(
+            operation=index,
+            needs=self._bits(operation.inputs),
+            makes=self._bits(operation.outputs),
+            time_us=self.costs.time_us[index],
+            in_place_us=self.costs.in_place_us[index],
+            workspace_bytes=self.costs.workspace_bytes[index],
+            overwrites=overwrites,
+            rank=self._rank(index),
+        )
+
+    def _rank(self, index: int) -> int:
+        """Alternatives run where the value they make belongs."""
+        if index < len(self.graph.operations):
+            return 2 * index
+        outputs = {*self.graph.operation(index).outputs}
+        for position, operation in enumerate(self.graph.operations):
+            if outputs.intersection(operation.outputs):
+                return 2 * position
+        inputs = {*self.graph.operation(index).inputs}
+        made = [
+            place for place, operation in enumerate(self.graph.operations) if inputs.intersection(operation.outputs)
+        ]
+        return 2 * max(made, default=0) + 1
+
+    def _makers(self) -> list[list[Way]]:
+        """By value: the ways to make it again, the model's own first. Packed forms cannot be made again."""
+        makers: list[list[Way]] = [[] for _ in self.storages]
+        packed = {storage for operation in _packing(self.graph) for storage in operation.outputs}
+        for index, operation in _all_operations(self.graph):
+            if operation.phase is Phase.FORWARD and not packed.intersection(operation.outputs):
+                way = self.way(index)
+                for number in numbers(way.makes):
+                    makers[number].append(way)
+        return makers
+
+    def _packers(self) -> dict[int, Way]:
+        """By number of a packed form: the way that makes it, right after what it reads is first made."""
+        start = len(self.graph.operations)
+        packing = {id(operation) for operation in _packing(self.graph)}
+        ways = [self.way(start + n) for n, each in enumerate(self.graph.alternatives) if id(each) in packing]
+        return {next(numbers(way.makes)): way for way in ways if way.makes}
+
+    def _turns(self) -> tuple[list[Turn], list[Turn]]:
+        others: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for number, operation in enumerate(self.graph.alternatives):
+            if operation.phase is Phase.BACKWARD:
+                others[operation.outputs].append(len(self.graph.operations) + number)
+        levels = _levels_without(self.graph, self.bit, self.optimizer, self._rounded)
+        turns: dict[Phase, list[Turn]] = {Phase.FORWARD: [], Phase.BACKWARD: []}
+        for index, (operation, (before, during)) in enumerate(zip(self.graph.operations, levels, strict=True)):
+            alternatives = others.get(operation.outputs, []) if operation.phase is Phase.BACKWARD else []
+            ways = tuple(self.way(each) for each in (index, *alternatives))
+            turns[operation.phase].append(Turn(ways, before, during))
+        return turns[Phase.FORWARD], turns[Phase.BACKWARD]
+
+    def _forward_lives(self) -> tuple[list[int], list[int]]:
+        """By value: the forward turn that makes it and the last that reads it; written-back ones live to the end."""
+        made = [-1] * len(self.storages)
+        read = [-1] * len(self.storages)
+        for place, turn in enumerate(self.forward):
+            for number in numbers(turn.ways[0].makes):
+                made[number] = read[number] = place
+            for number in numbers(turn.ways[0].needs):
+                read[number] = place
+        for number, packer in self.packers.items():
+            made[number] = read[number] = max((made[each] for each in numbers(packer.needs)), default=0)
+        for number, storage in enumerate(self.storages):
+            if storage in self.graph.written_back:
+                read[number] = len(self.forward) - 1
+        return made, read
+
+
+def numbers(values: int) -> Iterator[int]:
+    """The numbers of the values in a set, smallest first."""
+    while values:
+        lowest = values & -values
+        yield lowest.bit_length() - 1
+        values ^= lowest
+
+
+def handed_out_together(graph: Graph) -> Graph:
+    """The graph as a captured backward runs it: gradients leave it together, at its end.
+
+    What autograd itself does to make a parameter's gradient happens after the last operation,
+    and a sum of two gradients is written over the first.
+    """
+    own = [each for each in graph.operations if each.target != ACCUMULATE]
+    gradients = {gradient for _, gradient in graph.trained}
+    last = [
+        dataclasses.replace(each, overwrites=each.inputs[0], may_overwrite=each.inputs[0])
+        if len(each.inputs) == 2 and each.inputs[0] not in gradients
+        else each
+        for each in graph.operations
+        if each.target == ACCUMULATE
+    ]
+    operations = [dataclasses.replace(each, frame=None, checkpoint=None) for each in (*own, *last)]
+    return dataclasses.replace(graph, operations=tuple(operations))
+
+
+def _all_operations(graph: Graph) -> Iterator[tuple[int, Operation]]:
+    yield from enumerate((*graph.operations, *graph.alternatives))
+
+
+def _packing(graph: Graph) -> list[Operation]:
+    """Alternatives that make a smaller form of a value."""
+    own = {storage for operation in graph.operations for storage in operation.outputs}
+    return [each for each in graph.alternatives if each.phase is Phase.FORWARD and own.isdisjoint(each.outputs)]
+
+
+def _decided(graph: Graph) -> list[int]:
+    """Storages a plan decides about: made by the forward pass, read again, not small, not held."""
+    fixed = {*graph.resident, *graph.held, *graph.tangents}
+    made = [
+        storage
+        for _, operation in _all_operations(graph)
+        if operation.phase is Phase.FORWARD
+        for storage in operation.outputs
+        if storage not in fixed
+    ]
+    made = list(dict.fromkeys(made))
+    total_bytes = sum(graph.storages[storage].size_bytes for storage in made)
+    packed = {storage for operation in _packing(graph) for storage in operation.outputs}
+    small: set[int] = set()
+    small_bytes = 0
+    for storage in sorted(set(made) - packed, key=lambda each: (graph.storages[each].size_bytes, each)):
+        small_bytes += graph.storages[storage].size_bytes
+        if small_bytes > _SMALL_SHARE * total_bytes:
+            break
+        small.add(storage)
+    return [storage for storage in made if storage not in small]
+
+
+def _levels_without(
+    graph: Graph, decided: Container[int], optimizer: OptimizerMemory, size_of: Callable[[int], int]
+) -> Iterator[tuple[int, int]]:
+    """By operation: the bytes live before and while it runs, without the values that are decided about."""
+    last_read: dict[int, int] = {}
+    for place, operation in enumerate(graph.operations):
+        for storage in (*operation.outputs, *operation.inputs):
+            last_read[storage] = place
+    forward_made = {each for op in graph.operations if op.phase is Phase.FORWARD for each in op.outputs}
+    lasting = {*graph.resident, *graph.held, *forward_made}  # see Note [Small values]
+    live_bytes = optimizer.state_bytes + sum(size_of(storage) for storage in graph.resident)
+    in_forward = True
+    for place, operation in enumerate(graph.operations):
+        if in_forward and operation.phase is Phase.BACKWARD:
+            in_forward = False
+            live_bytes += sum(size_of(storage) for storage in graph.tangents)
+        before_bytes = live_bytes
+        live_bytes += sum(size_of(each) for each in operation.outputs if each not in decided)
+        dying = [
+            each
+            for each in dict.fromkeys((*operation.inputs, *operation.outputs))
+            if each not in decided and each not in lasting and last_read[each] == place
+        ]
+        in_place_bytes = size_of(operation.may_overwrite) if operation.may_overwrite in dying else 0
+        yield before_bytes, live_bytes - in_place_bytes
+        live_bytes -= sum(size_of(storage) for storage in dying)

@@ -1,0 +1,296 @@
+"""Find the fastest schedule under a budget, and say how far from the best possible it can be.
+
+1. A greedy plan, there in an instant (`plan/greedy.py`).
+2. The staged program on a few stages gives a bound that no schedule can be below, and a schedule that is
+   exact at the stages' first turns. Walking it shows where it is over the budget in between; the stages
+   are cut there, and the program is solved again, from the best plan so far (`plan/staged.py`).
+3. It ends when the gap between plan and bound is small, when nothing is left to cut, or when time is up.
+
+Same input, same plan: work is limited by counts, and by the clock only when `time_limit_s` runs out.
+"""
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Iterator
+
+from memfit.errors import InfeasibleBudget
+from memfit.plan.expand import Expander, Expansion
+from memfit.plan.greedy import everything_kept, greedy
+from memfit.plan.problem import Problem
+from memfit.plan.staged import Links, StagedAnswer, StagedProgram
+from memfit.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+_FIRST_STAGES = 6
+_MOST_ROUNDS = 30
+_CLOSE_ENOUGH = 0.02  # of the bound, plus a tenth of a point of the step's time: then the search ends
+_SMALL_PROGRAM = 1500  # stages times ways: below, every round's bound holds for all schedules
+_HORIZON_SHARE = 0.2  # of the forward pass: how far back a stage may start making values again
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Found:
+    """The state of a search, shown while it runs."""
+
+    seconds: float
+    slowdown: float | None  # of the best plan so far, as a fraction of the step; None: no plan yet
+    bound: float
+    stages: int
+
+
+Report = Callable[[Found], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Solution:
+    """The best schedule found and what is known about all others."""
+
+    expansion: Expansion
+    bound_us: float  # no schedule under the budget adds less
+    seconds: float
+    log: tuple[str, ...]
+
+
+class Planner:
+    """Plans of one problem at any budget; what is learned at one is used at the next."""
+
+    def __init__(self, problem: Problem, *, kept: int = 0, dropped: int = 0) -> None:
+        self.problem = problem
+        self.kept, self.dropped = kept, dropped
+        self.links = Links(problem)
+        self.expander = Expander(problem)
+        self.unplanned = self.expander.expand(everything_kept(problem))
+        self.found: list[Expansion] = []  # plans of earlier budgets: those that fit are a start for the next
+
+    def floor_bytes(self) -> int:
+        """No schedule of these operations can be below: the largest working set of a single one."""
+        return max((bytes_ for bytes_, _ in self._working_sets()), default=0)
+
+    def floor_operation(self) -> int:
+        """The operation that sets the floor."""
+        return max(self._working_sets(), default=(0, 0))[1]
+
+    def _working_sets(self) -> Iterator[tuple[int, int]]:
+        size_of = self.problem.size_of
+        for turn in (*self.problem.forward, *self.problem.backward):
+            least = []
+            for way in turn.ways:
+                taken_bytes = size_of(way.overwrites) if way.overwrites else 0
+                own_bytes = size_of(way.needs | way.makes) - taken_bytes
+                least.append(turn.during_bytes + own_bytes + way.workspace_bytes)
+            yield min(least), turn.ways[0].operation
+
+    def solve(self, budget_bytes: int, *, time_limit_s: float = 10.0, report: Report | None = None) -> Solution:
+        """The best plan under a budget found in time. Raises InfeasibleBudget if there is none or none is found."""
+        solution = _Search(self, budget_bytes, time_limit_s, report).run()
+        if solution is None:
+            raise InfeasibleBudget(
+                f"no plan under {format_bytes(budget_bytes)} was found; the largest operation alone needs "
+                f"{format_bytes(self.floor_bytes())}"
+            )
+        self.found.append(solution.expansion)
+        return solution
+
+    def smallest(self, *, time_limit_s: float = 10.0) -> Solution:
+        """A plan whose peak is as low as can be found."""
+        floor_bytes = self.floor_bytes()
+        room_bytes = max(0, self.unplanned.peak_bytes - floor_bytes)
+        end = time.monotonic() + time_limit_s
+        best: Solution | None = None
+        for share in (0.5, 0.25, 0.12, 0.06, 0.03, 0.015, 0.0):
+            target_bytes = floor_bytes + int(share * room_bytes)
+            if best is not None and best.expansion.peak_bytes <= target_bytes:
+                continue
+            remaining_s = end - time.monotonic()
+            if best is not None and remaining_s <= 0:
+                break
+            found = _Search(self, target_bytes, max(0.5, remaining_s / 3), None, any_will_do=True).run()
+            if found is None:
+                break
+            best = found
+        return best or self.unplanned_solution()
+
+    def unplanned_solution(self) -> Solution:
+        return Solution(expansion=self.unplanned, bound_us=0.0, seconds=0.0, log=("nothing is planned",))
+
+
+class _Search:
+    def __init__(
+        self,
+        planner: Planner,
+        budget_bytes: int,
+        time_limit_s: float,
+        report: Report | None,
+        *,
+        any_will_do: bool = False,
+    ) -> None:
+        self._planner = planner
+        self._problem = planner.problem
+        self._budget_bytes = budget_bytes
+        self._start = time.monotonic()
+        self._end = self._start + time_limit_s
+        self._report = report
+        self._any_will_do = any_will_do
+        self._best: Expansion | None = None
+        self._bound_us = 0.0
+        self._log: list[str] = []
+        self._stages: set[int] = set()
+        self._forward_rows: set[int] = set()
+        self._run_rows: set[tuple[int, int]] = set()
+        self._margins: dict[int, int] = {}
+
+    def run(self) -> Solution | None:
+        if self._planner.floor_bytes() > self._budget_bytes:
+            return None
+        try:
+            self._search()
+        except KeyboardInterrupt:
+            if self._best is None:
+                raise
+            self._say("interrupted: the best plan so far")
+        if self._best is None:
+            return None
+        return Solution(
+            expansion=self._best,
+            bound_us=min(self._bound_us, max(0.0, self._best.extra_us)),
+            seconds=time.monotonic() - self._start,
+            log=tuple(self._log),
+        )
+
+    def _search(self) -> None:
+        self._take(self._planner.unplanned, "unplanned")
+        for earlier in self._planner.found:
+            self._take(earlier, "a plan of another budget")
+        self._take(
+            greedy(self._problem, self._budget_bytes, kept=self._planner.kept, dropped=self._planner.dropped), "greedy"
+        )
+        self._first_stages()
+        for round_number in range(_MOST_ROUNDS):
+            if self._is_done() or not self._round(round_number):
+                break
+
+    def _first_stages(self) -> None:
+        count = len(self._problem.backward)
+        peaks = self._planner.unplanned.peaks
+        self._stages = {0, max(range(count), key=lambda place: peaks[place])}
+        self._stages |= {count * part // _FIRST_STAGES for part in range(_FIRST_STAGES)}
+
+    def _round(self, round_number: int) -> bool:
+        """Solve, walk, cut. False: nothing more to learn."""
+        bounding = round_number == 0 or len(self._stages) * len(self._planner.links.all) < _SMALL_PROGRAM
+        answer, bound_us = self._solve_stages(bounding)
+        if bounding and not self._margins:
+            self._bound_us = max(self._bound_us, bound_us)
+        if answer is None:
+            return False
+        expansion = self._expanded(answer)
+        self._take(expansion, f"{len(self._stages)} stages")
+        if expansion.peak_bytes <= self._budget_bytes:
+            return False
+        return self._cut(expansion)
+
+    def _solve_stages(self, bounding: bool) -> tuple[StagedAnswer | None, float]:
+        horizon = None if bounding else int(2 * _HORIZON_SHARE * len(self._problem.forward))
+        program = StagedProgram(
+            self._planner.links,
+            budget_bytes=self._budget_bytes,
+            stages=sorted(self._stages),
+            forward_rows=sorted(self._forward_rows),
+            run_rows=sorted(self._run_rows),
+            margins=self._margins,
+            kept=self._planner.kept,
+            dropped=self._planner.dropped,
+            horizon=horizon,
+        )
+        remaining_s = self._end - time.monotonic()
+        answer, bound_us = program.solve(
+            time_limit_s=min(remaining_s, 4.0), gap=_CLOSE_ENOUGH / 2, start=None if bounding else self._best
+        )
+        self._say(
+            f"{len(self._stages)} stages, {program.size[0]} variables: "
+            + ("no answer" if answer is None else f"{self._share(answer.extra_us):.2%}")
+            + f", bound {self._share(bound_us):.2%}"
+        )
+        return answer, bound_us
+
+    def _expanded(self, answer: StagedAnswer) -> Expansion:
+        stages = [*sorted(self._stages), len(self._problem.backward)]
+        wanted = [0] * len(self._problem.backward)
+        for number, (live, made) in enumerate(zip(answer.live, answer.made, strict=True)):
+            for place in range(stages[number], stages[number + 1]):
+                wanted[place] = live | made
+            wanted[stages[number]] = live
+        made_early = dict(zip(sorted(self._stages)[1:], answer.live[1:], strict=True))
+        return self._planner.expander.expand(wanted, made_early)
+
+    def _cut(self, expansion: Expansion) -> bool:
+        """Cut stages and add rows at the worst turn of every stretch that is over the budget."""
+        known = (len(self._stages), len(self._run_rows), len(self._forward_rows))
+        budget_bytes = self._budget_bytes
+        forward = [place for place, peak in enumerate(expansion.forward_peaks) if peak > budget_bytes]
+        if forward:
+            self._forward_rows.add(max(forward, key=lambda place: expansion.forward_peaks[place]))
+        for stretch in _stretches([place for place, peak in enumerate(expansion.peaks) if peak > budget_bytes]):
+            worst = max(stretch, key=lambda place: expansion.peaks[place])
+            is_new = worst not in self._stages
+            self._stages.add(worst)
+            if expansion.highest[worst] != expansion.backward[worst][-1].operation:
+                self._run_rows.add((worst, expansion.highest[worst]))
+                is_new = False
+            if not is_new and worst + 1 < len(self._problem.backward):
+                self._stages.add(worst + 1)
+        if known == (len(self._stages), len(self._run_rows), len(self._forward_rows)):
+            return self._widen_margins(expansion)
+        return True
+
+    def _widen_margins(self, expansion: Expansion) -> bool:
+        """What the rows cannot say exactly is left free as a margin: the bound no longer speaks of it."""
+        for place, peak in enumerate(expansion.peaks):
+            if peak > self._budget_bytes and place in self._stages:
+                self._margins[place] = self._margins.get(place, 0) + peak - self._budget_bytes
+        return True
+
+    def _take(self, expansion: Expansion, origin: str) -> None:
+        """Keep a plan if it fits and is the fastest so far."""
+        fits = expansion.peak_bytes <= self._budget_bytes and self._honours(expansion)
+        if fits and (self._best is None or expansion.extra_us < self._best.extra_us):
+            self._best = expansion
+            self._say(f"{origin}: {self._share(expansion.extra_us):.2%} slower")
+
+    def _honours(self, expansion: Expansion) -> bool:
+        return True
+
+    def _is_done(self) -> bool:
+        if time.monotonic() >= self._end:
+            self._say("time is up")
+            return True
+        if self._best is None:
+            return False
+        allowed_us = self._bound_us * (1 + _CLOSE_ENOUGH) + 0.001 * self._problem.own_time_us
+        return self._any_will_do or self._best.extra_us <= allowed_us
+
+    def _share(self, extra_us: float) -> float:
+        return extra_us / max(self._problem.own_time_us, 1e-9)
+
+    def _say(self, text: str) -> None:
+        seconds = time.monotonic() - self._start
+        self._log.append(f"{seconds:.1f} s: {text}")
+        log.debug("%s", self._log[-1])
+        if self._report is not None:
+            slowdown = None if self._best is None else self._share(self._best.extra_us)
+            bound = self._share(self._bound_us)
+            self._report(Found(seconds=seconds, slowdown=slowdown, bound=bound, stages=len(self._stages)))
+
+
+def _stretches(places: list[int]) -> Iterator[list[int]]:
+    """Runs of neighbouring turns; a gap of two does not part them."""
+    stretch: list[int] = []
+    for place in places:
+        if stretch and place - stretch[-1] > 3:
+            yield stretch
+            stretch = []
+        stretch.append(place)
+    if stretch:
+        yield stretch

@@ -1,0 +1,396 @@
+"""The staged program: which values live when, as a linear program with binary variables.
+
+The backward pass is cut into stages at some of its turns. For every value v and stage p,
+s[v,p] says that v lives when stage p starts, and for every way o to make values, r[o,p] says
+that it is run in stage p:
+
+    a turn of stage p needs v            s[v,p] + sum of r[o,p] over ways that make v >= 1
+    running o again needs its inputs u   r[o,p] <= s[u,p] + sum of r[.,p] over ways that make u
+    what lives was there or was made     s[v,p+1] <= s[v,p] + sum of r[o,p]
+    the first turn of every stage fits   kept values + what it needs + outputs + workspace <= budget
+
+The cost is the time of all runs. Every schedule in the order of Note [Order] satisfies these
+rows, because each memory row speaks of one exact moment; so the relaxation bounds every
+schedule from below. A solution is an exact schedule only where the stages are fine enough:
+`plan/solve.py` cuts them where the walk finds too much.
+
+Note [Inside a chain]
+    A value that no backward turn reads, that one way alone reads, and that is no smaller than what this
+    way makes is never worth keeping: it has no variable, and making it is part of that way.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+from memfit.plan.expand import Expansion
+from memfit.plan.linear import Answer, LinearProgram
+from memfit.plan.problem import Problem, Turn, Way, numbers
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Link:
+    """One or more ways that are run together, see Note [Inside a chain]."""
+
+    needs: int
+    makes: int
+    time_us: float
+    rank: int
+    own: int  # the operation that makes what it makes
+    operations: frozenset[int]
+
+
+class Links:
+    """The ways of a problem, with chains drawn together."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.read_by_backward = _read_by_backward(problem)
+        self.inside = self._inside_chains()
+        self.all = self._links()
+        self.making: dict[int, list[Link]] = {}
+        for link in self.all:
+            for number in numbers(link.makes):
+                self.making.setdefault(number, []).append(link)
+        every = (1 << len(problem.storages)) - 1
+        self.values = every & ~self.inside
+
+    def _inside_chains(self) -> int:
+        problem = self.problem
+        readers: dict[int, set[int]] = {}
+        makes_of: dict[int, int] = {}
+        for ways in problem.makers:
+            for way in ways:
+                makes_of[way.operation] = way.makes
+                for number in numbers(way.needs):
+                    readers.setdefault(number, set()).add(way.operation)
+        for packer in problem.packers.values():
+            for number in numbers(packer.needs):
+                readers.setdefault(number, set()).add(packer.operation)
+        inside = 0
+        for number, operations in readers.items():
+            made = {makes_of.get(operation, 0) for operation in operations}
+            if len(made) != 1 or self.read_by_backward >> number & 1 or number in problem.packers:
+                continue
+            if problem.sizes[number] >= problem.size_of(made.pop()):
+                inside |= 1 << number
+        return inside
+
+    def _links(self) -> list[Link]:
+        unique = {way.operation: way for ways in self.problem.makers for way in ways}
+        return [self._link(way) for _, way in sorted(unique.items()) if way.makes & ~self.inside]
+
+    def _link(self, way: Way) -> Link:
+        needs, time_us = way.needs, way.time_us
+        operations = {way.operation}
+        if way.overwrites & self.inside:
+            time_us = way.in_place_us
+        while needs & self.inside:
+            number = (needs & self.inside).bit_length() - 1
+            maker = min(self.problem.makers[number], key=lambda each: each.time_us)
+            time_us += maker.in_place_us if maker.overwrites & self.inside else maker.time_us
+            needs = needs & ~(1 << number) | maker.needs
+            operations.add(maker.operation)
+        return Link(needs, way.makes & ~self.inside, time_us, way.rank, way.operation, frozenset(operations))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StagedAnswer:
+    """Which values live at the start of each stage and which are made in it."""
+
+    live: tuple[int, ...]
+    made: tuple[int, ...]
+    extra_us: float
+
+
+class StagedProgram:
+    """One linear program for given stages, budget and margins."""
+
+    def __init__(
+        self,
+        links: Links,
+        *,
+        budget_bytes: int,
+        stages: Sequence[int],
+        forward_rows: Sequence[int] = (),
+        run_rows: Sequence[tuple[int, int]] = (),
+        margins: Mapping[int, int] | None = None,
+        kept: int = 0,
+        dropped: int = 0,
+        horizon: int | None = None,
+    ) -> None:
+        self._links = links
+        self._problem = links.problem
+        self._budget_bytes = budget_bytes
+        self._stages = sorted(stages)
+        self._margins = margins or {}
+        self._horizon = horizon
+        self._kept, self._dropped = kept, dropped
+        self.program = LinearProgram()
+        self._live: list[dict[int, int]] = []  # by stage: value to variable
+        self._runs: list[list[tuple[Link, int]]] = []
+        self._makes: list[dict[int, list[int]]] = []  # by stage: value to the variables of runs that make it
+        self._chosen: dict[tuple[int, int], int] = {}  # (turn, number of way) to variable
+        self._held: list[dict[int, int]] = []  # by stage: value to the variable that says it lives through it
+        self._build()
+        for turn in forward_rows:
+            self._forward_row(turn)
+        for place, operation in run_rows:
+            self._run_row(place, operation)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.program.size
+
+    def solve(
+        self, *, time_limit_s: float, gap: float = 0.0, start: Expansion | None = None
+    ) -> tuple[StagedAnswer | None, float]:
+        """The best schedule found and the bound on all of them, in microseconds. `start` is a schedule that fits."""
+        point = None if start is None else self._point(start)
+        answer = self.program.solve(time_limit_s=time_limit_s, gap=gap, start=point)
+        return (None if answer.values is None else self._read(answer)), answer.bound
+
+    def _point(self, expansion: Expansion) -> list[float]:
+        """A schedule as values of the variables."""
+        point = [0.0] * self.program.size[0]
+        for stage in range(len(self._stages)):
+            ran = {way.operation for place in self._turns(stage) for way in expansion.backward[place]}
+            for number, variable in self._live[stage].items():
+                point[variable] = float(expansion.live[self._stages[stage]] >> number & 1)
+            for link, variable in self._runs[stage]:
+                point[variable] = float(link.own in ran)
+            for number, variable in self._held[stage].items():
+                wanted = point[self._live[stage + 1][number]]
+                made = max((point[each] for each in self._makes[stage].get(number, ())), default=0.0)
+                point[variable] = max(0.0, wanted - made)
+        for (place, index), variable in self._chosen.items():
+            way = self._problem.backward[place].ways[index]
+            point[variable] = float(expansion.backward[place][-1].operation == way.operation)
+        return point
+
+    def _build(self) -> None:
+        useful = self._useful()
+        for stage in range(len(self._stages)):
+            self._add_variables(stage, useful[stage])
+        for stage in range(len(self._stages)):
+            self._need_rows(stage)
+            self._input_rows(stage)
+            self._carry_rows(stage)
+            self._memory_rows(stage)
+
+    def _turns(self, stage: int) -> range:
+        end = self._stages[stage + 1] if stage + 1 < len(self._stages) else len(self._problem.backward)
+        return range(self._stages[stage], end)
+
+    def _useful(self) -> list[int]:
+        """By stage: values that a turn from then on reads, or that help to make one."""
+        useful = [0] * len(self._stages)
+        reads = 0
+        for stage in range(len(self._stages) - 1, -1, -1):
+            for turn in self._turns(stage):
+                for way in self._problem.backward[turn].ways:
+                    reads |= way.needs
+            useful[stage] = reads = self._ancestors(reads)
+        return useful
+
+    def _ancestors(self, values: int) -> int:
+        found = waiting = values
+        while waiting:
+            number = waiting.bit_length() - 1
+            waiting ^= 1 << number
+            for link in self._links.making.get(number, ()):
+                fresh = link.needs & ~found
+                found |= fresh
+                waiting |= fresh
+        return found
+
+    def _add_variables(self, stage: int, useful: int) -> None:
+        program, problem = self.program, self._problem
+        live = {}
+        for number in numbers(useful & self._links.values):
+            packer = problem.packers.get(number)
+            live[number] = program.variable(packer.time_us if packer and stage == 0 else 0.0)
+            if self._kept >> number & 1 and stage == 0:
+                program.at_least({live[number]: 1.0}, 1.0)
+            if self._dropped >> number & 1 and stage == 0:
+                program.at_most({live[number]: 1.0}, 0.0)
+        self._live.append(live)
+        runs = [(link, program.variable(link.time_us)) for link in self._runnable(stage)]
+        makes: dict[int, list[int]] = {}
+        for link, variable in runs:
+            for number in numbers(link.makes):
+                makes.setdefault(number, []).append(variable)
+        self._runs.append(runs)
+        self._makes.append(makes)
+
+    def _runnable(self, stage: int) -> list[Link]:
+        """Ways that can help the turns of a stage; with a horizon, those not too far before what is read."""
+        reads = 0
+        for turn in self._turns(stage):
+            for way in self._problem.backward[turn].ways:
+                reads |= way.needs
+        reachable = self._ancestors(reads)
+        links = [link for link in self._links.all if link.makes & reachable]
+        if self._horizon is None or not reads:
+            return links
+        first = min((link.rank for link in links if link.makes & reads), default=0)
+        return [link for link in links if link.rank >= first - self._horizon]
+
+    def _there(self, stage: int, number: int) -> dict[int, float]:
+        """Terms that add up to at least one if a value is there in a stage."""
+        terms = dict.fromkeys(self._makes[stage].get(number, ()), 1.0)
+        if number in self._live[stage]:
+            terms[self._live[stage][number]] = 1.0
+        return terms
+
+    def _need_rows(self, stage: int) -> None:
+        program = self.program
+        always = 0
+        for place in self._turns(stage):
+            turn = self._problem.backward[place]
+            if len(turn.ways) == 1:
+                always |= turn.ways[0].needs
+                continue
+            chosen = self._choose(place, turn)
+            for way, variable in zip(turn.ways, chosen, strict=True):
+                for number in numbers(way.needs):
+                    program.at_least(self._there(stage, number) | {variable: -1.0}, 0.0)
+        for number in numbers(always):
+            program.at_least(self._there(stage, number), 1.0)
+
+    def _choose(self, place: int, turn: Turn) -> list[int]:
+        own_us = turn.ways[0].time_us
+        least = min(way.time_us - own_us for way in turn.ways)
+        chosen = [self.program.variable(way.time_us - own_us - min(0.0, least)) for way in turn.ways]
+        self.program.at_least(dict.fromkeys(chosen, 1.0), 1.0)
+        self._chosen |= {(place, index): variable for index, variable in enumerate(chosen)}
+        return chosen
+
+    def _input_rows(self, stage: int) -> None:
+        for link, variable in self._runs[stage]:
+            for number in numbers(link.needs & self._links.values):
+                self.program.at_least(self._there(stage, number) | {variable: -1.0}, 0.0)
+
+    def _carry_rows(self, stage: int) -> None:
+        if stage + 1 == len(self._stages):
+            return
+        for number, variable in self._live[stage + 1].items():
+            self.program.at_least(self._there(stage, number) | {variable: -1.0}, 0.0)
+
+    def _memory_rows(self, stage: int) -> None:
+        place = self._stages[stage]
+        turn = self._problem.backward[place]
+        room = self._budget_bytes - self._margins.get(place, 0)
+        unit = float(2**20)
+        sizes = self._problem.sizes
+        start = {variable: sizes[number] / unit for number, variable in self._live[stage].items()}
+        self.program.at_most(start, (room - turn.before_bytes) / unit)
+        fixed = turn.during_bytes + min(way.workspace_bytes for way in turn.ways)
+        needed = turn.ways[0].needs if len(turn.ways) == 1 else 0
+        terms: dict[int, float] = {}
+        for number in numbers(needed):
+            fixed += sizes[number]
+        read_later = 0
+        for later in list(self._turns(stage))[1:]:
+            if len(self._problem.backward[later].ways) == 1:
+                read_later |= self._problem.backward[later].ways[0].needs
+        for number in numbers(read_later & ~needed):
+            fixed += sizes[number]
+            for variable in self._makes[stage].get(number, ()):
+                terms[variable] = terms.get(variable, 0.0) - sizes[number] / unit
+        held = self._hold(stage)
+        if len(self._turns(stage)) == 1 and held:  # all runs of such a stage come before its only turn
+            held = self._live[stage + 1]
+        for number, variable in held.items():
+            if not (needed | read_later) >> number & 1:
+                terms[variable] = sizes[number] / unit
+        self.program.at_most(terms, (room - fixed) / unit)
+
+    def _hold(self, stage: int) -> dict[int, int]:
+        """Variables that say a value lives through a whole stage: wanted after it and not made in it."""
+        held: dict[int, int] = {}
+        after = self._live[stage + 1] if stage + 1 < len(self._stages) else {}
+        for number, variable in after.items():
+            held[number] = self.program.variable(binary=False)
+            makes = dict.fromkeys(self._makes[stage].get(number, ()), 1.0)
+            self.program.at_least({held[number]: 1.0, variable: -1.0, **makes}, 0.0)
+        self._held.append(held)
+        return held
+
+    def _run_row(self, place: int, operation: int) -> None:
+        """What a run before the turn at `place` finds, if the turn is a stage by itself.
+
+        Runs go in the order of the forward pass: earlier values that are wanted afterwards are there
+        already, later ones only if they lived through.
+        """
+        stage = self._stages.index(place)
+        problem, sizes, unit = self._problem, self._problem.sizes, float(2**20)
+        way = problem.way(operation)
+        found = [variable for link, variable in self._runs[stage] if operation in link.operations]
+        if not found:
+            return
+        turn = problem.backward[place]
+        there = way.needs | way.makes
+        fixed = turn.before_bytes + way.workspace_bytes + problem.size_of(there & ~way.overwrites)
+        terms: dict[int, float] = {}
+        own = turn.ways[0].needs if len(turn.ways) == 1 else 0
+        for number in numbers(own & ~there):
+            fixed += sizes[number]
+            if problem.rank_of[number] > way.rank:
+                for variable in self._makes[stage].get(number, ()):
+                    terms[variable] = terms.get(variable, 0.0) - sizes[number] / unit
+        after = self._live[stage + 1] if stage + 1 < len(self._stages) else {}
+        for number, variable in after.items():
+            if (there | own) >> number & 1:
+                continue
+            chosen = variable if problem.rank_of[number] < way.rank else self._held[stage][number]
+            terms[chosen] = terms.get(chosen, 0.0) + sizes[number] / unit
+        room = self._budget_bytes - self._margins.get(place, 0)
+        slack = max(0.0, fixed + sum(sizes[number] for number in after) - room) / unit
+        for variable in found:
+            terms[variable] = terms.get(variable, 0.0) + slack
+            break
+        self.program.at_most(terms, (room - fixed) / unit + slack)
+
+    def _forward_row(self, place: int) -> None:
+        """What a forward turn finds: values it and later turns read, and those that are kept."""
+        problem = self._problem
+        turn = problem.forward[place]
+        unit = float(2**20)
+        room = self._budget_bytes - turn.during_bytes - turn.ways[0].workspace_bytes
+        terms: dict[int, float] = {}
+        for number, (made, read) in enumerate(zip(problem.first_made, problem.last_read, strict=True)):
+            if made > place or number in problem.packers:
+                continue
+            if read >= place:
+                room -= problem.sizes[number]
+            elif number in self._live[0]:
+                terms[self._live[0][number]] = problem.sizes[number] / unit
+        taken = turn.ways[0].overwrites
+        for number in numbers(taken):
+            if problem.last_read[number] == place and number in self._live[0]:
+                room += problem.sizes[number]
+                terms[self._live[0][number]] = problem.sizes[number] / unit
+            elif problem.last_read[number] == place:
+                room += problem.sizes[number]
+        self.program.at_most(terms, room / unit)
+
+    def _read(self, answer: Answer) -> StagedAnswer:
+        assert answer.values is not None
+        values = answer.values
+        live = [sum(1 << n for n, variable in each.items() if values[variable] > 0.5) for each in self._live]
+        made = []
+        for runs in self._runs:
+            total = 0
+            for link, variable in runs:
+                if values[variable] > 0.5:
+                    total |= link.makes
+            made.append(total)
+        return StagedAnswer(tuple(live), tuple(made), answer.objective)
+
+
+def _read_by_backward(problem: Problem) -> int:
+    reads = 0
+    for turn in problem.backward:
+        for way in turn.ways:
+            reads |= way.needs
+    return reads
