@@ -9,6 +9,26 @@ from memfit.measure.devices import Device
 
 _HALF = {"float16", "bfloat16"}
 
+# Where no device is named. Only shares of a step are ever told of it, and for these the ratio of
+# arithmetic to bandwidth counts: a few cores with vector units and one memory between them.
+_SOME_CPU = Device(
+    name="CPU",
+    memory_bytes=0,
+    reserved_bytes=0,
+    granularity_bytes=1,
+    bandwidth_gb_per_s=20,
+    tflops_fp32=0.15,
+    tflops_half=0.15,
+    launch_us=2.0,
+    is_cuda=False,
+)
+
+
+def roofline_times(graph: Graph, device: Device | None = None) -> dict[str, float]:
+    """Microseconds by the name of every operation and alternative; in place takes as long as into new memory."""
+    operations = (*graph.operations, *graph.alternatives)
+    return {operation.name: estimated_time_us(graph, operation, device or _SOME_CPU) for operation in operations}
+
 
 def estimated_time_us(graph: Graph, operation: Operation, device: Device) -> float:
     """The least time `operation` can take on `device`."""

@@ -1,0 +1,281 @@
+"""How long every operation of a captured step takes, seen in real steps.
+
+Note [Times in the step]
+    An operator that is timed alone finds its inputs in the cache and its output in pages that
+    were just released; in a step it finds neither. So the captured graph is run as a step runs
+    it, forward and backward on the real batch, in place where the eager run works in place,
+    values dropped after their last use, with the clock read around every operator. Views before
+    an operator and what is dropped after it count to its time: the times add up to the step.
+
+Note [Other forms]
+    A program may run an operator in place where the eager run does not, the other way round, or
+    an alternative in its stead. Some steps run all of these: operators in their other form, and
+    alternatives where they stand in the graph. What an operator would overwrite is copied first,
+    outside the measured time, so that everything reads the same numbers as in a plain step.
+
+Note [Equal calls]
+    Calls of one signature take the same time, up to what else happens on the machine. The median
+    of all of them, over all steps, is what each is said to take. Minima add up to less than any
+    step takes; the share of an operator in the step is the same with both.
+
+Note [Nothing remains]
+    Operators run below autograd and write only into what the step itself made: parameters,
+    gradients and buffers stay as they are (new values of buffers are dropped), and generators
+    are put back.
+"""
+
+import contextlib
+import dataclasses
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from memfit import _torch
+from memfit.capture.nodes import is_alternative
+from memfit.capture.sample import Sample
+from memfit.capture.trace import ROOT, Joint
+from memfit.errors import InvalidModel
+from memfit.ir import Graph, Operation
+from memfit.ops.calls import faithful_call
+from memfit.ops.inplace import in_place_form
+from memfit.tensors import tensors_in
+
+_Times = dict[str, float]  # microseconds by the name of an operation
+_Typical = dict[tuple[str, bool], float]  # microseconds by signature and whether it ran in place
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OperationTimes:
+    """Microseconds by the name of an operation or alternative."""
+
+    fresh_us: Mapping[str, float]  # of a run into new memory
+    in_place_us: Mapping[str, float]  # of the run that overwrites its `may_overwrite`, where it has one
+
+    def step_us(self, graph: Graph) -> float:
+        """What the operators of one step of the eager run take."""
+        return sum(
+            (self.fresh_us if operation.overwrites is None else self.in_place_us)[operation.name]
+            for operation in graph.operations
+        )
+
+
+def operation_times(
+    joint: Joint, graph: Graph, model: nn.Module, sample: Sample, *, steps: int = 5, time_limit_s: float = 5.0
+) -> OperationTimes:
+    """Run steps of `model` on `sample` and tell what every operation and alternative of `graph` took.
+
+    `graph` is what `joint` was lowered to, and `joint` was not compiled yet. No step is begun after
+    the time limit, but one of each kind is run, see Note [Other forms].
+    """
+    plain, other = _timed_steps(_Step(joint, graph, model, sample), steps, time_limit_s)
+    typical = _typical(graph, plain, other)
+    per_byte_us = _per_byte_us(graph, typical)
+    fresh_us: _Times = {}
+    in_place_us: _Times = {}
+    for operation in (*graph.operations, *graph.alternatives):
+        if not operation.signature:  # what autograd itself does is not in the captured graph
+            fresh_us[operation.name] = per_byte_us * _bytes(graph, operation)
+            continue
+        fresh_us[operation.name] = typical[operation.signature, False]
+        if operation.may_overwrite is not None:
+            in_place_us[operation.name] = typical[operation.signature, True]
+    return OperationTimes(fresh_us=fresh_us, in_place_us=in_place_us)
+
+
+def _typical(graph: Graph, plain: Sequence[_Times], other: Sequence[_Times]) -> _Typical:
+    """See Note [Equal calls]."""
+    samples: dict[tuple[str, bool], list[float]] = defaultdict(list)
+    for operation in graph.operations:
+        if not operation.signature:
+            continue
+        in_place = operation.overwrites is not None
+        samples[operation.signature, in_place] += [run[operation.name] for run in plain]
+        if operation.may_overwrite is not None:
+            samples[operation.signature, not in_place] += [run[operation.name] for run in other]
+    for alternative in graph.alternatives:
+        samples[alternative.signature, False] += [run[alternative.name] for run in other]
+    return {form: statistics.median(times) for form, times in samples.items()}
+
+
+def _per_byte_us(graph: Graph, typical: _Typical) -> float:
+    """What reading and writing takes: of operators that have an in-place form, which read all and write all once."""
+    moving = [each for each in graph.operations if each.may_overwrite is not None]
+    moved_bytes = sum(_bytes(graph, each) for each in moving)
+    return sum(typical[each.signature, False] for each in moving) / moved_bytes if moved_bytes else 0.0
+
+
+def _bytes(graph: Graph, operation: Operation) -> int:
+    return sum(graph.storages[index].size_bytes for index in (*operation.inputs, *operation.outputs))
+
+
+def _timed_steps(step: "_Step", steps: int, time_limit_s: float) -> tuple[list[_Times], list[_Times]]:
+    """Plain steps, and half as many in other forms; those that warm up are left out if there are more."""
+    deadline = time.perf_counter() + time_limit_s
+    plain: list[_Times] = []
+    other: list[_Times] = []
+    with step.running():
+        while not other or (len(plain) < steps and time.perf_counter() < deadline):
+            plain.append(step.run())
+            if len(plain) % 2 and (not other or time.perf_counter() < deadline):
+                other.append(step.run(other_forms=True))
+    return plain[1:] or plain, other[1:] or other
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Call:
+    """A node of the graph, ready to run."""
+
+    node: fx.Node
+    function: Callable[..., Any]
+    copies_first: bool  # its first argument is overwritten and may still be needed
+    dying: tuple[fx.Node, ...]  # nobody reads them afterwards
+
+
+class _Step:
+    """A captured graph and real inputs for it, to be run with the clock in hand."""
+
+    def __init__(self, joint: Joint, graph: Graph, model: nn.Module, sample: Sample) -> None:
+        operations = {operation.name: operation for operation in (*graph.operations, *graph.alternatives)}
+        self._timed = operations.keys()
+        self._plain = _calls(joint.graph_module, operations, other_forms=False)
+        self._other = _calls(joint.graph_module, operations, other_forms=True)
+        self._inputs = _inputs(joint.graph_module.graph, model, sample)
+        tensors = tensors_in(list(self._inputs.values()))
+        if any(isinstance(tensor, _torch.FakeTensor) for tensor in tensors):
+            raise InvalidModel(
+                f"this {type(model).__name__} or its sample has no memory, so its steps cannot be run and timed; "
+                "use memfit.measure.roofline.roofline_times, which estimates from sizes"
+            )
+        self._cuda = {tensor.device for tensor in tensors if tensor.is_cuda}
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """As captured graphs run, whatever the caller is in the middle of; see Note [Nothing remains]."""
+        with (
+            _torch.no_modes(),
+            torch.no_grad(),
+            torch.autocast("cuda" if self._cuda else "cpu", enabled=False),
+            torch.random.fork_rng(sorted(device.index for device in self._cuda)),
+        ):
+            yield
+
+    def run(self, *, other_forms: bool = False) -> _Times:
+        """Microseconds of every operation; with other forms, see Note [Other forms]."""
+        mark = _cuda_mark if self._cuda else time.perf_counter
+        values = dict(self._inputs)
+        waiting: list[tuple[Any, Any]] = []  # views, for the operation that follows
+        spans: dict[str, list[tuple[Any, Any]]] = {}
+        for call in self._other if other_forms else self._plain:
+            waiting.append(_run(call, values, mark))
+            if call.node.name in self._timed:
+                spans[call.node.name], waiting = waiting, []
+        for device in self._cuda:
+            torch.cuda.synchronize(device)
+        return {name: sum(_microseconds(*span) for span in each) for name, each in spans.items()}
+
+
+def _run(call: _Call, values: dict[fx.Node, Any], mark: Callable[[], Any]) -> tuple[Any, Any]:
+    args: Any
+    kwargs: Any
+    args, kwargs = fx.node.map_arg((call.node.args, dict(call.node.kwargs)), values.__getitem__)
+    if call.copies_first:
+        args = (args[0].clone(), *args[1:])
+    start = mark()
+    values[call.node] = call.function(*args, **kwargs)
+    del args, kwargs
+    for node in call.dying:
+        del values[node]
+    return start, mark()
+
+
+def _calls(module: fx.GraphModule, operations: Mapping[str, Operation], *, other_forms: bool) -> list[_Call]:
+    nodes = [node for node in module.graph.nodes if other_forms or not is_alternative(node)]
+    dying = _dying(nodes)
+    return [
+        _call(module, node, operations.get(node.name), dying[node], other_forms=other_forms)
+        for node in nodes
+        if node.op not in {"placeholder", "output"}
+    ]
+
+
+def _call(
+    module: fx.GraphModule, node: fx.Node, operation: Operation | None, dying: list[fx.Node], *, other_forms: bool
+) -> _Call:
+    can_overwrite = operation is not None and operation.may_overwrite is not None
+    does_overwrite = operation is not None and operation.overwrites is not None
+    in_place = can_overwrite and does_overwrite != other_forms
+    return _Call(
+        node=node,
+        function=faithful_call(in_place_form(node.target)) if in_place else _function(module, node),
+        copies_first=in_place and other_forms,
+        dying=tuple(dying),
+    )
+
+
+def _function(module: fx.GraphModule, node: fx.Node) -> Callable[..., Any]:
+    if node.op == "get_attr":
+        constant = getattr(module, str(node.target))
+        return lambda: constant
+    if node.target is torch.ops.aten.detach.default:
+        return _same  # below autograd there is nothing to detach from: captured calls leave it out
+    return faithful_call(node.target)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _dying(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+    """For every node, the values that nobody reads after it."""
+    dying: dict[fx.Node, list[fx.Node]] = {}
+    read_later: set[fx.Node] = set()
+    for node in reversed(nodes):
+        last_reads = [source for source in node.all_input_nodes if source not in read_later]
+        dying[node] = [*last_reads, *([] if node in read_later else [node])]
+        read_later.update(node.all_input_nodes)
+    return dying
+
+
+def _inputs(graph: fx.Graph, model: nn.Module, sample: Sample) -> dict[fx.Node, Any]:
+    states = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    leaves = pytree.tree_leaves((sample.args, dict(sample.kwargs)))
+    with _torch.no_modes():  # the trace may be open
+        return {node: _input(node, states, leaves) for node in graph.nodes if node.op == "placeholder"}
+
+
+def _input(node: fx.Node, states: Mapping[str, torch.Tensor], leaves: list[Any]) -> Any:
+    description = node.meta["desc"]
+    path = getattr(description, "target", "").removeprefix(ROOT + ".")
+    value = node.meta.get("val")
+    if path in states:
+        return states[path].detach()
+    if type(description).__name__ == "PlainAOTInput":
+        value = leaves[description.idx]
+        return value.detach() if isinstance(value, torch.Tensor) else value
+    return _made_up(value) if isinstance(value, torch.Tensor) else value
+
+
+def _made_up(value: torch.Tensor) -> torch.Tensor:
+    """A tensor of this layout, such as a gradient to start from: ones, or zeros where it could be indices."""
+    count = value.untyped_storage().nbytes() // value.element_size()
+    content = torch.full((count,), int(value.dtype.is_floating_point), dtype=value.dtype, device=value.device)
+    return content.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def _cuda_mark() -> torch.cuda.Event:
+    """A moment on the device: launches run ahead of it, so the clock of the host would not do."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _microseconds(start: Any, end: Any) -> float:
+    if isinstance(start, torch.cuda.Event):
+        return float(start.elapsed_time(end)) * 1e3
+    return float(end - start) * 1e6
