@@ -1,3 +1,4 @@
+import copy
 from collections.abc import Collection
 from typing import Any
 
@@ -11,6 +12,8 @@ from memfit.capture.lower import lower
 from memfit.capture.nodes import FORM_OF, REMAKES, is_alternative, is_backward
 from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
+from memfit.execute.attach import attach
+from memfit.execute.compiled import CompiledCall
 from memfit.ir import Graph, Kind, Operation, Phase
 from memfit.measure.cost import CostCache
 from memfit.measure.probe import measured_costs
@@ -207,3 +210,65 @@ def test_a_mask_of_bool_is_offered_in_bits() -> None:
     assert graph.storages[pack.outputs[0]].size_bytes == 128 * 64 // 8
     assert graph.storages[unpack.outputs[0]].dtype == "bool"
     assert checked_alternatives(Masked(), torch.randn(128, 64)) == 1
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(
+        n_layer=2, n_embd=32, n_head=2, vocab_size=100, n_positions=64, bos_token_id=0, eos_token_id=0,
+        use_cache=False, attn_implementation="eager",
+    )  # fmt: skip
+    config.loss_type = "ForCausalLM"
+    return GPT2LMHeadModel(config)
+
+
+def tokens() -> dict[str, torch.Tensor]:
+    words = torch.randint(100, (2, 64))
+    return {"input_ids": words, "labels": words}
+
+
+def test_a_language_model_keeps_every_dropout_in_bits(gpt2: nn.Module) -> None:
+    graph = extended(gpt2, tokens())
+    dropouts = 1 + 2 * 3  # the embedding's; of each layer attention, its output and the feed-forward's
+    assert len([each for each in named(graph, "pack") if each.technique == "dropout"]) == dropouts
+    assert len(named(graph, "unpack_noise")) == dropouts
+    assert len(named(graph, "apply_noise")) == 2 * dropouts
+    assert checked_alternatives(gpt2, tokens()) >= 3 * dropouts
+
+
+@pytest.mark.parametrize("technique", ["16-bit", "8-bit", "4-bit"])
+def test_kept_activations_are_offered_with_fewer_bits(technique: str) -> None:
+    graph = extended(conv_net(), images(), (technique,))
+    bits = int(technique.removesuffix("-bit"))
+    packs, unpacks = graph.alternatives[::2], graph.alternatives[1::2]
+    assert len(packs) == len(unpacks) > 3
+    for pack, unpack in zip(packs, unpacks, strict=True):
+        assert (unpack.inputs, unpack.outputs) == (pack.outputs, pack.inputs)
+        (whole,), (form,) = pack.inputs, pack.outputs
+        assert graph.storages[whole].kind is Kind.ACTIVATION
+        share = graph.storages[form].size_bytes / graph.storages[whole].size_bytes
+        assert bits / 32 <= share <= bits / 32 + 0.03
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_unused_alternatives_change_nothing(memory_format: torch.memory_format) -> None:
+    """Also not in the graphs that run: the same bits as the eager run."""
+
+    def compiled(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
+        with traced(model, Sample(args, kwargs), with_hooks=False) as joint:
+            extend(joint, ("lean", "16-bit", "8-bit", "4-bit"))
+            return CompiledCall(joint, lower(joint))
+
+    eager = conv_net().to(memory_format=memory_format)
+    planned = copy.deepcopy(eager)
+    batch = images().to(memory_format=memory_format)
+    attach(planned, compiled).capture((batch,), {})
+    results = []
+    for model in (eager, planned):
+        torch.manual_seed(3)
+        loss = model(batch).square().mean()
+        loss.backward()
+        results.append([loss.detach(), *(each.grad for each in model.parameters()), *model.buffers()])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensors_to_pack import LAYOUTS, assert_same_bits, with_special_values
 from torch import nn
@@ -19,6 +19,7 @@ def assert_made_again(values: torch.Tensor, weight: torch.Tensor | None, bias: t
     assert_same_bits(normalize(values, weight, bias, mean, inverse_deviation), result)
 
 
+@settings(max_examples=25)
 @given(
     sizes=st.lists(st.integers(1, 19), min_size=2, max_size=5),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16]),

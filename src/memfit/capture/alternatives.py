@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit.capture.nodes import FORM_OF, REMAKES, TECHNIQUE, is_alternative, is_backward, tensors_of
+from memfit.capture.rewrite import rewrite
 from memfit.capture.trace import Joint
 from memfit.ops.lean import Alternative, LeanOperator, Site
 from memfit.ops.registry import chosen
@@ -22,7 +23,9 @@ from memfit.tensors import storage_key
 
 
 def extend(joint: Joint, techniques: Collection[str]) -> None:
-    """Add every alternative that the lean operators of these techniques offer."""
+    """Add every alternative that the lean operators of these techniques offer; "chunk" rewrites the graph first."""
+    if "chunk" in techniques:
+        rewrite(joint)
     graph = joint.graph_module.graph
     writer = _Writer(graph)
     operators = chosen(techniques)

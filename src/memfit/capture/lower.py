@@ -37,6 +37,7 @@ from memfit.capture.record import Mark
 from memfit.capture.trace import ROOT, Joint
 from memfit.ir import ACCUMULATE, Graph, Kind, Operation, Phase, Storage
 from memfit.measure import signature
+from memfit.ops import cross_entropy
 from memfit.ops.inplace import in_place_form
 from memfit.ops.registry import name_of
 from memfit.tensors import storage_key
@@ -341,4 +342,6 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _flops(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
     formula = flop_registry.get(getattr(node.target, "overloadpacket", None))
-    return 0 if formula is None else int(formula(*args, **kwargs, out_val=node.meta["val"]))
+    if formula is None:
+        return cross_entropy.flops(node.target, args)
+    return int(formula(*args, **kwargs, out_val=node.meta["val"]))

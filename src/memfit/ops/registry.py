@@ -7,13 +7,24 @@ import torch
 
 from memfit.ops.batch_norm import BATCH_NORM
 from memfit.ops.bits import BITS
+from memfit.ops.cross_entropy import CROSS_ENTROPY
 from memfit.ops.dropout import DROPOUT
 from memfit.ops.lean import LeanOperator
 from memfit.ops.lossy import EIGHT_BIT, FOUR_BIT, SIXTEEN_BIT
 from memfit.ops.max_pool import MAX_POOL
 from memfit.ops.relu import RELU
 
-LEAN_OPERATORS: tuple[LeanOperator, ...] = (BITS, DROPOUT, RELU, MAX_POOL, BATCH_NORM, SIXTEEN_BIT, EIGHT_BIT, FOUR_BIT)
+LEAN_OPERATORS: tuple[LeanOperator, ...] = (
+    BITS,
+    DROPOUT,
+    RELU,
+    MAX_POOL,
+    BATCH_NORM,
+    SIXTEEN_BIT,
+    EIGHT_BIT,
+    FOUR_BIT,
+    CROSS_ENTROPY,
+)
 
 
 def name_of(target: Any) -> str:
