@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench frontier clean
 
 demo: $(READY)  ## will ResNet-50 fit, and is the answer true?
 	$(BIN)/python examples/estimate.py
@@ -19,9 +19,12 @@ check: $(READY)  ## format, lint, types
 bench: $(READY)  ## the standard cases: estimated against measured, captured against eager
 	$(BIN)/python -m benchmarks.accuracy
 
+frontier: $(READY)  ## memory against time under byte budgets, beside the peers; hours, goes on where it stood
+	$(BIN)/python -m benchmarks.frontier
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[models,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[models,plots,dev]"
 	touch $(READY)
 
 clean:

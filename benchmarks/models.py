@@ -1,7 +1,7 @@
 """The standard cases: nine well-known models at sizes whose step takes 0.2 to 3 s on two cores.
 
 Every case is one training step as people write it: build the model, make a batch, compute a
-loss. Each has two batch sizes.
+loss. Each has two batch sizes; the frontier has one of its own.
 """
 
 import dataclasses
@@ -27,6 +27,7 @@ class Case:
     make_batch: Callable[[int], Any]  # batch size -> what the loss takes
     loss: Callable[[nn.Module, Any], torch.Tensor]
     sample: Callable[[Any], Any]  # the part of a batch that the model's forward takes
+    outputs: str | None = None  # the only one of the model's named outputs that the step uses
 
     def __str__(self) -> str:
         return f"{self.name} x{self.batch_size}"
@@ -34,7 +35,22 @@ class Case:
 
 def standard_cases() -> list[Case]:
     """All nine models at both batch sizes."""
-    return [case for make in _MAKERS for case in make()]
+    return [make(size) for make, sizes in _STANDARD_SIZES for size in sizes]
+
+
+def frontier_cases() -> list[Case]:
+    """The nine models, each at a size at which a good part of the peak is activations."""
+    return [
+        _resnet50(16),
+        _googlenet(16),
+        _mobilenet(16),
+        _vgg16(8),
+        _vit(4),
+        _unet(2),
+        _gpt2(4),
+        _bert(8),
+        _lstm(32, with_loss=True),
+    ]
 
 
 def small_cases() -> list[Case]:
@@ -46,44 +62,24 @@ def small_cases() -> list[Case]:
     ]
 
 
-def _resnet50() -> list[Case]:
-    return [_vision("ResNet-50", "resnet50", 128, size) for size in (4, 8)]
+def _resnet50(batch_size: int) -> Case:
+    return _vision("ResNet-50", "resnet50", 128, batch_size)
 
 
-def _googlenet() -> list[Case]:
-    options = {"aux_logits": False, "init_weights": False}
-    return [_vision("GoogLeNet", "googlenet", 160, size, **options) for size in (8, 16)]
+def _googlenet(batch_size: int) -> Case:
+    return _vision("GoogLeNet", "googlenet", 160, batch_size, aux_logits=False, init_weights=False)
 
 
-def _mobilenet() -> list[Case]:
-    return [_vision("MobileNetV2", "mobilenet_v2", 160, size) for size in (8, 16)]
+def _mobilenet(batch_size: int) -> Case:
+    return _vision("MobileNetV2", "mobilenet_v2", 160, batch_size)
 
 
-def _vgg16() -> list[Case]:
-    return [_vision("VGG-16", "vgg16", 128, size) for size in (2, 4)]
+def _vgg16(batch_size: int) -> Case:
+    return _vision("VGG-16", "vgg16", 128, batch_size)
 
 
-def _vit() -> list[Case]:
-    return [_vision("ViT-B/16", "vit_b_16", 224, size) for size in (1, 2)]
-
-
-def _unets() -> list[Case]:
-    return [_unet_case(size) for size in (1, 2)]
-
-
-def _gpt2s() -> list[Case]:
-    return [_gpt2(size, tokens=128, layers=12) for size in (1, 2)]
-
-
-def _berts() -> list[Case]:
-    return [_bert(size, tokens=128) for size in (2, 4)]
-
-
-def _lstms() -> list[Case]:
-    return [_lstm(size, tokens=64) for size in (16, 32)]
-
-
-_MAKERS = (_resnet50, _googlenet, _mobilenet, _vgg16, _vit, _unets, _gpt2s, _berts, _lstms)
+def _vit(batch_size: int) -> Case:
+    return _vision("ViT-B/16", "vit_b_16", 224, batch_size)
 
 
 def _vision(name: str, model: str, pixels: int, batch_size: int, **options: Any) -> Case:
@@ -103,7 +99,7 @@ def _vision(name: str, model: str, pixels: int, batch_size: int, **options: Any)
     )
 
 
-def _unet_case(batch_size: int) -> Case:
+def _unet(batch_size: int) -> Case:
     pixels, classes = 192, 2
     return Case(
         name="UNet",
@@ -118,7 +114,7 @@ def _unet_case(batch_size: int) -> Case:
     )
 
 
-def _gpt2(batch_size: int, *, tokens: int, layers: int) -> Case:
+def _gpt2(batch_size: int, *, tokens: int = 128, layers: int = 12) -> Case:
     def make_model() -> nn.Module:
         from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -129,7 +125,7 @@ def _gpt2(batch_size: int, *, tokens: int, layers: int) -> Case:
     return _language_case("GPT-2", batch_size, make_model, tokens, 50257)
 
 
-def _bert(batch_size: int, *, tokens: int) -> Case:
+def _bert(batch_size: int, *, tokens: int = 128) -> Case:
     def make_model() -> nn.Module:
         from transformers import BertConfig, BertForMaskedLM
 
@@ -153,21 +149,44 @@ def _language_case(
         make_batch=make_batch,
         loss=lambda module, batch: module(**batch).loss,
         sample=lambda batch: batch,
+        outputs="loss",
     )
 
 
-def _lstm(batch_size: int, *, tokens: int) -> Case:
+def _lstm(batch_size: int, *, tokens: int = 64, with_loss: bool = False) -> Case:
+    def make_batch(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randint(VOCABULARY, (size, tokens)), torch.randint(VOCABULARY, (size, tokens))
+
+    if with_loss:
+        return Case(
+            name="LSTM",
+            batch_size=batch_size,
+            make_model=LSTMWithLoss,
+            make_batch=make_batch,
+            loss=lambda module, batch: module(*batch),
+            sample=lambda batch: batch,
+        )
     return Case(
         name="LSTM",
         batch_size=batch_size,
         make_model=LSTMLanguageModel,
-        make_batch=lambda size: (
-            torch.randint(VOCABULARY, (size, tokens)),
-            torch.randint(VOCABULARY, (size, tokens)),
-        ),
+        make_batch=make_batch,
         loss=lambda module, batch: F.cross_entropy(module(batch[0]).flatten(0, 1), batch[1].flatten()),
         sample=lambda batch: (batch[0],),
     )
+
+
+_STANDARD_SIZES: tuple[tuple[Callable[[int], Case], tuple[int, int]], ...] = (
+    (_resnet50, (4, 8)),
+    (_googlenet, (8, 16)),
+    (_mobilenet, (8, 16)),
+    (_vgg16, (2, 4)),
+    (_vit, (1, 2)),
+    (_unet, (1, 2)),
+    (_gpt2, (1, 2)),
+    (_bert, (2, 4)),
+    (_lstm, (16, 32)),
+)
 
 
 class LSTMLanguageModel(nn.Module):
@@ -184,3 +203,10 @@ class LSTMLanguageModel(nn.Module):
         states, _ = self.lstm(self.dropout(self.embedding(words)))
         logits: torch.Tensor = self.decoder(self.dropout(states))
         return logits
+
+
+class LSTMWithLoss(LSTMLanguageModel):
+    """The same, returning its loss: three buffers as big as the logits belong to the loss, too much to leave out."""
+
+    def forward(self, words: torch.Tensor, next_words: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return F.cross_entropy(super().forward(words).flatten(0, 1), next_words.flatten())

@@ -63,12 +63,14 @@ def _pack(values: torch.Tensor, bits: int) -> torch.Tensor:
     for piece in pieces(numel, _PIECE):
         some = _in_groups(flat[piece])
         header = headers[piece.start // GROUP :][: len(some)]
-        low, high = torch.aminmax(some, dim=1, keepdim=True)
+        low, high = some.amin(1, keepdim=True), some.amax(1, keepdim=True)
         step = (high - low).div_(2**bits - 1).clamp_(min=_SMALLEST_STEP)
         header[:, :1], header[:, 1:] = low, step
-        grid = (some - low).div_(step).round_().to(torch.int32).view(-1)
+        # To int32 first: torch converts float32 to uint8 value by value.
+        grid = (some - low).div_(step).round_().to(torch.int32).to(torch.uint8).view(-1)
         if bits == 4:
-            grid = grid[0::2].bitwise_or(grid[1::2].bitwise_left_shift(4))
+            pairs = grid.view(torch.int16)
+            grid = pairs.bitwise_or(pairs.bitwise_right_shift(4)).to(torch.uint8)
         codes[piece.start * bits // 8 :][: grid.numel()].copy_(grid)
     return form
 
@@ -87,7 +89,8 @@ def _unpack(
         header = headers[piece.start // GROUP :][:count]
         some = codes[piece.start * bits // 8 :][: count * GROUP * bits // 8]
         if bits == 4:
-            some = torch.stack((some.bitwise_and(15), some.bitwise_right_shift(4)), dim=1)
+            pairs = some.to(torch.int16)
+            some = pairs.bitwise_or(pairs.bitwise_left_shift(4)).bitwise_and_(0x0F0F).view(torch.uint8)
         grid = some.to(torch.float32).view(count, GROUP)
         grid.mul_(header[:, 1:]).add_(header[:, :1])
         flat[piece].copy_(grid.view(-1)[: piece.stop - piece.start])

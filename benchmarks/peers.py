@@ -1,0 +1,101 @@
+"""The peers: `torch.utils.checkpoint` and torch.compile's memory budget, at several settings each.
+
+Every setting gives one point: the measured peak of a whole forward and backward, and the time as a ratio to
+plain eager from interleaved runs. What fails or takes too long gives its reason instead.
+"""
+
+import contextlib
+import copy
+import signal
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import cast
+
+import torch
+import torch._functorch.config
+from torch import nn
+
+from benchmarks.frontier_record import AOT_EAGER, CHECKPOINT, INDUCTOR, PeerPoint
+from benchmarks.measuring import Subject, interleaved, peak_bytes
+from benchmarks.segments import checkpointed, find_runs, segment_sizes, segments, square_root_size
+
+PAIRS = 3
+BUDGETS = tuple(tenths / 10 for tenths in range(10, 0, -1))
+QUICK_BUDGETS = (0.5, 0.2)
+
+
+def peer_points(name: str, subject: Subject, *, quick: bool, limit_s: float) -> Iterator[PeerPoint]:
+    """All points of a peer, one after the other as they are measured."""
+    if name == CHECKPOINT:
+        return _checkpoint_points(subject, quick=quick, limit_s=limit_s)
+    if name in (AOT_EAGER, INDUCTOR):
+        return _compile_points(name, subject, quick=quick, limit_s=limit_s)
+    raise ValueError(f"no peer is named {name!r}; there are {CHECKPOINT}, {AOT_EAGER} and {INDUCTOR}")
+
+
+def point_count(*, quick: bool) -> int:
+    """At most so many points does a peer have, for progress and time limits."""
+    return len(QUICK_BUDGETS) if quick else len(BUDGETS)
+
+
+def _checkpoint_points(subject: Subject, *, quick: bool, limit_s: float) -> Iterator[PeerPoint]:
+    model = copy.deepcopy(subject.model)
+    runs = find_runs(model, lambda: subject.case.loss(model, subject.batch))
+    for size in [square_root_size(runs)] if quick else segment_sizes(runs):
+        wrapped = segments(runs, size)
+        setting = f"{len(wrapped) + 1} segments of {size} block{'s' if size > 1 else ''}"
+        with checkpointed(wrapped):
+            yield _measured(CHECKPOINT, setting, subject, lambda: model, limit_s)
+
+
+def _compile_points(backend: str, subject: Subject, *, quick: bool, limit_s: float) -> Iterator[PeerPoint]:
+    model = copy.deepcopy(subject.model)
+
+    def compiled() -> nn.Module:
+        return cast(nn.Module, torch.compile(model, backend=backend))
+
+    for budget in QUICK_BUDGETS if quick else BUDGETS:
+        torch.compiler.reset()
+        with torch._functorch.config.patch(activation_memory_budget=budget):
+            yield _measured(backend, f"budget {budget:.1f}", subject, compiled, limit_s)
+
+
+def _measured(
+    peer: str, setting: str, subject: Subject, make_model: Callable[[], nn.Module], limit_s: float
+) -> PeerPoint:
+    try:
+        with _time_limit(limit_s):
+            model = make_model()
+            subject.step(model)  # compiles, and warms up
+            peak = peak_bytes(subject, model)
+            _, time_ratio = interleaved(subject, model, pairs=PAIRS)
+    except _TooLong:
+        return PeerPoint(peer=peer, setting=setting, reason=f"not done after {limit_s:.0f} s")
+    except Exception as error:  # a peer may fail in any way; it must not end the benchmark
+        return PeerPoint(peer=peer, setting=setting, reason=_reason(error))
+    finally:
+        subject.model.zero_grad()
+    return PeerPoint(peer=peer, setting=setting, peak_bytes=peak, time_ratio=time_ratio)
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {' '.join(lines[:2])[:300]}"  # the first often only says who raised the second
+
+
+class _TooLong(BaseException):
+    """Not an Exception: compilers catch those and go on."""
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

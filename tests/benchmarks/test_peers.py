@@ -1,0 +1,82 @@
+import contextlib
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.frontier_record import AOT_EAGER, CHECKPOINT
+from benchmarks.measuring import Subject, peak_bytes, persistent_bytes
+from benchmarks.models import Case
+from benchmarks.peers import peer_points
+
+
+def chain() -> nn.Module:
+    return nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(32, 32), nn.Tanh())))
+
+
+def tiny() -> Subject:
+    case = Case(
+        name="tiny",
+        batch_size=256,
+        make_model=chain,
+        make_batch=lambda size: torch.randn(size, 32),
+        loss=lambda model, batch: model(batch).square().mean(),
+        sample=lambda batch: (batch,),
+    )
+    return Subject.of(case)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Threads that wait for each other on a busy machine take longer than these tiny steps."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_checkpoints_of_every_size_are_measured() -> None:
+    subject = tiny()
+    eager_bytes = peak_bytes(subject, subject.model)
+    points = list(peer_points(CHECKPOINT, subject, quick=False, limit_s=60))
+    assert [point.setting for point in points][:2] == ["8 segments of 1 block", "4 segments of 2 blocks"]
+    assert all(point.time_ratio is not None and not point.reason for point in points)
+    assert min(point.peak_bytes or 0 for point in points) < eager_bytes
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
+def test_compiled_budgets_are_measured() -> None:
+    subject = tiny()
+    first = next(peer_points(AOT_EAGER, subject, quick=True, limit_s=60))
+    assert first.setting == "budget 0.5"
+    assert first.reason == ""
+    assert first.peak_bytes is not None
+    assert first.peak_bytes > persistent_bytes(subject)
+
+
+def test_a_setting_that_takes_too_long_gives_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sleep(*_: object) -> int:
+        with contextlib.suppress(Exception):  # as compilers do
+            time.sleep(60)
+        return 0
+
+    monkeypatch.setattr("benchmarks.peers.peak_bytes", sleep)
+    (point,) = peer_points(CHECKPOINT, tiny(), quick=True, limit_s=1)
+    assert point.reason == "not done after 1 s"
+    assert point.peak_bytes is None
+
+
+def test_a_setting_that_fails_gives_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> int:
+        raise RuntimeError("no memory\nfor that\nat line 3")
+
+    monkeypatch.setattr("benchmarks.peers.peak_bytes", fail)
+    (point,) = peer_points(CHECKPOINT, tiny(), quick=True, limit_s=60)
+    assert point.reason == "RuntimeError: no memory for that"
+
+
+def test_an_unknown_peer_is_named() -> None:
+    with pytest.raises(ValueError, match="no peer is named 'abacus'"):
+        peer_points("abacus", tiny(), quick=True, limit_s=60)
