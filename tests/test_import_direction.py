@@ -28,7 +28,7 @@ MAY_IMPORT = {
     "_torch": DATA,
     "ops": DATA | {"_torch"},
     "measure": DATA | {"_torch", "ops"},
-    "plan": {"errors", "units", "ir"},
+    "plan": {"errors", "units", "files", "ir"},
     "capture": BELOW_CAPTURE,
     "execute": BELOW_CAPTURE | {"capture"},
     "estimate": BELOW_CAPTURE | {"plan"},

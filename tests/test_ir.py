@@ -134,9 +134,9 @@ def test_the_digest_is_the_same_in_another_process() -> None:
     [
         dataclasses.replace(SMALL, held=()),
         dataclasses.replace(SMALL, trained=((0, 1),)),
-        dataclasses.replace(SMALL, storages=(SMALL.storages[0], dataclasses.replace(SMALL.storages[1], size_bytes=9))),
+        dataclasses.replace(SMALL, storages=(SMALL.storages[0], dataclasses.replace(SMALL.storages[1], shape=(9,)))),
         dataclasses.replace(SMALL, operations=(dataclasses.replace(SMALL.operations[0], overwrites=0),)),
-        dataclasses.replace(SMALL, operations=(dataclasses.replace(SMALL.operations[0], random=True),)),
+        dataclasses.replace(SMALL, operations=(dataclasses.replace(SMALL.operations[0], may_overwrite=0),)),
     ],
 )
 def test_any_difference_changes_the_digest(other: Graph) -> None:

@@ -1,11 +1,12 @@
 """Train any PyTorch model inside the memory you have."""
 
-from memfit.api import estimate, fit
+from memfit.api import apply, estimate, fit, frontier, plan, plan_of
 from memfit.capture.fakes import without_weights
 from memfit.capture.sample import Sample
 from memfit.errors import (
     CaptureError,
     ExecutionError,
+    InfeasibleBudget,
     InvalidBudget,
     InvalidFile,
     InvalidInput,
@@ -15,20 +16,31 @@ from memfit.errors import (
 )
 from memfit.estimate import Estimate
 from memfit.execute.attach import remove
+from memfit.pipeline import TECHNIQUES
+from memfit.plan.frontier import Frontier
+from memfit.plan.plan import Plan
 
 __all__ = [
+    "TECHNIQUES",
     "CaptureError",
     "Estimate",
     "ExecutionError",
+    "Frontier",
+    "InfeasibleBudget",
     "InvalidBudget",
     "InvalidFile",
     "InvalidInput",
     "InvalidModel",
     "InvalidSample",
     "MemfitError",
+    "Plan",
     "Sample",
+    "apply",
     "estimate",
     "fit",
+    "frontier",
+    "plan",
+    "plan_of",
     "remove",
     "without_weights",
 ]

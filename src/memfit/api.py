@@ -1,32 +1,59 @@
 """What users call: capture, then simulate, then execute."""
 
 import dataclasses
-import functools
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import psutil
 import torch
 from torch import nn
 
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
-from memfit.errors import CaptureError, InvalidModel
+from memfit.errors import CaptureError, InfeasibleBudget, InvalidFile, InvalidInput, InvalidModel
 from memfit.estimate import Estimate, ParameterCount
 from memfit.execute.attach import attach, remove, removed
 from memfit.execute.compiled import CompiledCall
-from memfit.ir import Graph, Operation, OptimizerMemory, without_prefix
+from memfit.ir import Graph, without_prefix
 from memfit.measure.cost import OperatorCost
 from memfit.measure.cuda import with_byte_masks
-from memfit.measure.devices import CUDA_GRANULARITY_BYTES, Device, find_device
-from memfit.measure.optimizer import OptimizerLike, check_optimizer, optimizer_memory, optimizer_name
-from memfit.measure.probe import Progress, measured_costs
+from memfit.measure.devices import Device, find_device
+from memfit.measure.optimizer import OptimizerLike, check_optimizer, optimizer_name
+from memfit.measure.probe import Progress
+from memfit.pipeline import (
+    EXACT,
+    Budget,
+    Prepared,
+    Recipe,
+    could_run_here,
+    describe_sample,
+    device_of,
+    frontier_recipes,
+    granularity_bytes,
+    is_for_cuda,
+    make_plan,
+    make_planner,
+    model_digest,
+    operator_costs,
+    planned_graph,
+    prepare,
+    recipe_of,
+    step_optimizer_memory,
+    traced_for,
+    with_real_sizes,
+    workspace_bytes,
+)
+from memfit.plan.frontier import Frontier
 from memfit.plan.identity import identity_program
+from memfit.plan.plan import Plan
+from memfit.plan.select import Selection
 from memfit.plan.simulate import simulate
+from memfit.plan.solve import Report
+from memfit.plan.validate import check_program
 
+Selections = Selection | Sequence[Selection]
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
@@ -51,30 +78,29 @@ def estimate(
     inside, which otherwise each distinct operator is run once for; by default that is done
     where the step could run on this machine.
     """
-    if not isinstance(model, nn.Module):
-        raise InvalidModel(f"a torch.nn.Module was expected, a {type(model).__name__} was given")
+    _check_model(model)
     target = None if device is None else find_device(device)
     check_optimizer(optimizer)
     with removed(model):
         graph = _captured_graph(model, sample, loss, backward_from)
-    if _is_for_cuda(model, target) and not _is_for_cuda(model, None):
+    if is_for_cuda(model, target) and not is_for_cuda(model, None):
         graph = with_byte_masks(graph)
-    needs = _optimizer_memory(optimizer, model, graph, target)
+    needs = step_optimizer_memory(optimizer, model, graph, target)
     if measure is None:
-        measure = target is None and _could_run_here(graph, needs)
-    costs = _costs(graph, _device_of(model), progress) if measure else {}
-    graph = _with_real_sizes(graph, costs)
+        measure = target is None and could_run_here(graph, needs)
+    costs = operator_costs(graph, device_of(model), progress) if measure else {}
+    graph = with_real_sizes(graph, costs)
     timeline = simulate(
         graph,
         identity_program(graph),
-        workspace_bytes=[_workspace_bytes(graph, operation, costs) for operation in graph.operations],
+        workspace_bytes=[workspace_bytes(graph, operation, costs) for operation in graph.operations],
         optimizer=needs,
-        granularity_bytes=_granularity_bytes(model, target),
+        granularity_bytes=granularity_bytes(model, target),
     )
     return Estimate(
         model=type(model).__name__,
         optimizer=None if optimizer is None else optimizer_name(optimizer),
-        device=_device_of(model) if target is None else target.name,
+        device=device_of(model) if target is None else target.name,
         graph=graph,
         timeline=timeline,
         parameters=_parameter_counts(model),
@@ -83,32 +109,275 @@ def estimate(
     )
 
 
-def fit(model: nn.Module, sample: Any, *, backward_from: str = "auto") -> nn.Module:
-    """Run the model through its captured forward and backward graphs; `remove` undoes it.
+def plan(
+    model: nn.Module,
+    sample: Any,
+    *,
+    budget: Budget,
+    optimizer: OptimizerLike | None = None,
+    allow: Sequence[str] = EXACT,
+    recompute: Selections = (),
+    keep: Selections = (),
+    device: str | None = None,
+    outputs: str = "all",
+    backward_from: str = "auto",
+    time_limit: float = 10.0,
+    report: Report | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Find the fastest way to run a training step under a budget; the model is not changed.
 
-    The same module is returned: same class, same `state_dict` keys, same numbers bit for bit.
-    Calls of another shape, dtype or mode than `sample` are captured when they first come.
+    `budget` is bytes, "6GiB", a fraction of the unplanned peak (0.5), or "smallest". It means the peak of
+    allocated bytes over one training step; with an `optimizer` its state and step are part of it.
+    `allow` names the techniques (`memfit.TECHNIQUES`); `recompute` and `keep` name modules by type, by name
+    pattern, or by a number of blocks, whose values must or must not be computed again. `outputs="loss"` drops
+    every output beside the loss. `device` plans for a device that is not here, by estimated times.
+    `time_limit` is in seconds, for the search; `report` is called with the best so far.
     """
-    if not isinstance(model, nn.Module):
-        raise InvalidModel(f"a torch.nn.Module was expected, a {type(model).__name__} was given")
-    if not model.training:
-        raise InvalidModel(
-            f"this {type(model).__name__} is in eval mode, in which its own forward runs; call model.train() first"
-        )
+    _check_model(model)
+    recipe = _recipe(
+        budget=budget,
+        optimizer=optimizer,
+        allow=allow,
+        recompute=recompute,
+        keep=keep,
+        device=device,
+        outputs=outputs,
+        backward_from=backward_from,
+        time_limit=time_limit,
+        report=report,
+        progress=progress,
+    )
     example = Sample.of(sample)
-    planned = attach(model, functools.partial(_compiled_call, backward_from))
+    with removed(model), traced_for(model, example, recipe) as joint:
+        prepared = prepare(model, joint, example, recipe)
+        return make_plan(model, example, make_planner(model, prepared, recipe), prepared, recipe)
+
+
+def apply(plan: Plan, model: nn.Module, sample: Any = None) -> nn.Module:
+    """Run the model by a plan; `remove` undoes it.
+
+    The plan must have been made for this model: another is refused and the model stays as it is. With a
+    `sample` the call is captured at once, otherwise when the first call comes. Calls of other shapes than
+    the plan's are planned when they first come, under the same budget.
+    """
+    _check_trainable(model)
+    _check_plan(plan, model)
+    runner = Runner(recipe=recipe_of(plan), plan=plan)
+    return _attached(model, runner, None if sample is None else Sample.of(sample), must_match=True)
+
+
+def fit(
+    model: nn.Module,
+    sample: Any,
+    budget: Budget = None,
+    *,
+    optimizer: OptimizerLike | None = None,
+    allow: Sequence[str] = EXACT,
+    recompute: Selections = (),
+    keep: Selections = (),
+    outputs: str = "all",
+    backward_from: str = "auto",
+    time_limit: float = 10.0,
+    report: Report | None = None,
+    progress: Progress | None = None,
+) -> nn.Module:
+    """Plan and apply: train the model inside a budget. `remove` undoes it.
+
+    The same module is returned: same class, same `state_dict` keys, same numbers bit for bit unless `allow`
+    names a technique that says otherwise. Keywords are those of `plan`. Calls of another shape, dtype or mode
+    than `sample` are captured and planned when they first come. Without a budget, and without `recompute`,
+    the captured step runs unplanned.
+    """
+    _check_trainable(model)
+    recipe = _recipe(
+        budget=budget,
+        optimizer=optimizer,
+        allow=allow,
+        recompute=recompute,
+        keep=keep,
+        device=None,
+        outputs=outputs,
+        backward_from=backward_from,
+        time_limit=time_limit,
+        report=report,
+        progress=progress,
+    )
+    return _attached(model, Runner(recipe=recipe), Sample.of(sample))
+
+
+def plan_of(model: nn.Module) -> Plan | None:
+    """The plan that a fitted model runs by; None if it runs unplanned."""
+    forward = model.__dict__.get("forward")
+    runner = getattr(forward, "compile_call", None)
+    return runner.plan if isinstance(runner, Runner) else None
+
+
+def frontier(
+    model: nn.Module,
+    sample: Any,
+    *,
+    fractions: Sequence[float] = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1),
+    optimizer: OptimizerLike | None = None,
+    allow: Sequence[str] = EXACT,
+    recompute: Selections = (),
+    keep: Selections = (),
+    device: str | None = None,
+    outputs: str = "all",
+    backward_from: str = "auto",
+    time_limit: float = 60.0,
+    report: Callable[[Plan], None] | None = None,
+    progress: Progress | None = None,
+) -> Frontier:
+    """The whole curve of memory against time: plans at fractions of the activation part, and the smallest.
+
+    The activation part is what the unplanned peak has beyond what lives when the step ends. One capture and one
+    planner serve all points; `time_limit` is for all of them together.
+    """
+    _check_model(model)
+    recipe = _recipe(
+        budget="smallest",
+        optimizer=optimizer,
+        allow=allow,
+        recompute=recompute,
+        keep=keep,
+        device=device,
+        outputs=outputs,
+        backward_from=backward_from,
+        time_limit=time_limit / (len(fractions) + 1),
+        progress=progress,
+    )
+    example = Sample.of(sample)
+    with removed(model), traced_for(model, example, recipe) as joint:
+        prepared = prepare(model, joint, example, recipe)
+        planner = make_planner(model, prepared, recipe)
+        plans = []
+        for point in frontier_recipes(recipe, prepared, fractions):
+            try:
+                plans.append(make_plan(model, example, planner, prepared, point))
+            except InfeasibleBudget:
+                continue
+            if report is not None:
+                report(plans[-1])
+    return Frontier(plans=tuple(sorted(plans, key=lambda each: -each.peak_bytes)))
+
+
+def _attached(model: nn.Module, runner: "Runner", example: Sample | None, *, must_match: bool = False) -> nn.Module:
+    planned = attach(model, runner)
+    if example is None:
+        return model
     try:
         planned.capture(example.args, dict(example.kwargs))
+        if must_match and not runner.matched:
+            raise InvalidFile(
+                f"the plan was made for {runner.recipe_sample()}, the sample is {describe_sample(example)}; "
+                "plan again for this sample"
+            )
     except BaseException:
         remove(model)
         raise
     return model
 
 
-def _compiled_call(backward_from: str, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
-    with traced(model, Sample(args, kwargs), backward_from=backward_from, with_hooks=False) as joint:
-        _check_equal_to_eager(type(model).__name__, joint)
-        return CompiledCall(joint, lower(joint))
+@dataclasses.dataclass
+class Runner:
+    """Makes the captured calls of one model: the planned one, and those of other shapes as they come."""
+
+    recipe: Recipe
+    plan: Plan | None = None  # None: made at the first call
+    matched: bool = False  # whether a call that the plan is for has come
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
+        example = Sample(args, kwargs)
+        with traced_for(model, example, self.recipe, with_hooks=False) as joint:
+            _check_equal_to_eager(type(model).__name__, joint)
+            if self.recipe.is_unplanned:
+                return CompiledCall(joint, lower(joint))
+            return self._planned(model, joint, example)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Runner":
+        return self  # what it holds does not change with the copy
+
+    def recipe_sample(self) -> str:
+        return "" if self.plan is None else self.plan.sample
+
+    def _planned(self, model: nn.Module, joint: Joint, example: Sample) -> CompiledCall:
+        if self.plan is not None:
+            graph = planned_graph(joint, self.recipe)
+            if graph.digest() == self.plan.program.graph_digest:
+                self.matched = True
+                check_program(graph, self.plan.program)
+                return CompiledCall(joint, graph, self.plan.program)
+        prepared = prepare(model, joint, example, self.recipe, extended=self.plan is not None)
+        if self.plan is not None and self._still_fits(prepared):
+            return CompiledCall(joint, prepared.graph, self.plan.program)
+        made = make_plan(model, example, make_planner(model, prepared, self.recipe), prepared, self.recipe)
+        if self.plan is None:
+            self.plan, self.matched = made, True
+            self.recipe = dataclasses.replace(self.recipe, budget=made.budget_bytes, report=None, progress=None)
+        return CompiledCall(joint, prepared.graph, made.program)
+
+    def _still_fits(self, prepared: Prepared) -> bool:
+        """Whether the plan's decisions serve a call of another shape: same operations, peak within the budget."""
+        assert self.plan is not None
+        try:
+            check_program(prepared.graph, self.plan.program)
+        except InvalidFile:
+            return False
+        limit = self.recipe.budget
+        return isinstance(limit, int) and prepared.peak_bytes(self.plan.program) <= limit
+
+
+def _recipe(
+    *,
+    allow: Sequence[str],
+    recompute: Selections,
+    keep: Selections,
+    device: str | None,
+    time_limit: float,
+    **others: Any,
+) -> Recipe:
+    check_optimizer(others.get("optimizer"))
+    if not time_limit >= 0:
+        raise InvalidInput(f"a time limit is a number of seconds, {time_limit!r} was given")
+    return Recipe(
+        allow=(allow,) if isinstance(allow, str) else tuple(allow),
+        recompute=_selections(recompute),
+        keep=_selections(keep),
+        device=None if device is None else find_device(device),
+        time_limit_s=time_limit,
+        **others,
+    )
+
+
+def _selections(given: Selections) -> tuple[Selection, ...]:
+    return (given,) if isinstance(given, type | str | int) else tuple(given)
+
+
+def _check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise InvalidModel(f"a torch.nn.Module was expected, a {type(model).__name__} was given")
+
+
+def _check_trainable(model: nn.Module) -> None:
+    _check_model(model)
+    if not model.training:
+        raise InvalidModel(
+            f"this {type(model).__name__} is in eval mode, in which its own forward runs; call model.train() first"
+        )
+
+
+def _check_plan(plan: Plan, model: nn.Module) -> None:
+    """Refuse a plan of another model, by name of what differs."""
+    if not isinstance(plan, Plan):
+        raise InvalidInput(f"a Plan was expected, a {type(plan).__name__} was given; load one with memfit.Plan.load")
+    if plan.model != type(model).__name__:
+        raise InvalidFile(f"the plan was made for a {plan.model}, the model is a {type(model).__name__}; plan again")
+    if plan.model_digest != model_digest(model):
+        raise InvalidFile(
+            f"the plan was made for a {plan.model} with other parameters or buffers (names, shapes, dtypes or which "
+            "are trained differ); plan again"
+        )
 
 
 def _check_equal_to_eager(name: str, joint: Joint) -> None:
@@ -152,65 +421,6 @@ def _captured_graph(model: nn.Module, sample: Any, loss: Loss | None, backward_f
     with traced(subject, example, backward_from=backward_from) as joint:
         graph = lower(joint)
     return graph if loss is None else without_prefix(graph, "model")
-
-
-def _optimizer_memory(
-    optimizer: OptimizerLike | None, model: nn.Module, graph: Graph, target: Device | None
-) -> OptimizerMemory:
-    if optimizer is None:
-        return OptimizerMemory()
-    trained = {graph.storages[parameter].name for parameter, _ in graph.trained}
-    return optimizer_memory(
-        optimizer,
-        list(model.parameters()),
-        for_cuda=_is_for_cuda(model, target),
-        without_gradient=[parameter for name, parameter in model.named_parameters() if name not in trained],
-    )
-
-
-def _is_for_cuda(model: nn.Module, target: Device | None) -> bool:
-    return torch.device(_device_of(model)).type == "cuda" if target is None else target.is_cuda
-
-
-def _costs(graph: Graph, device: str, progress: Progress | None) -> dict[str, OperatorCost]:
-    signatures = (operation.signature for operation in graph.operations if operation.signature)
-    return measured_costs(signatures, device=device, progress=progress)
-
-
-def _with_real_sizes(graph: Graph, costs: Mapping[str, OperatorCost]) -> Graph:
-    """Believe what operators were seen to make more than what the trace says they make."""
-    storages = list(graph.storages)
-    for operation in graph.operations:
-        cost = costs.get(operation.signature)
-        if cost is None or len(cost.output_bytes) != len(operation.outputs):
-            continue
-        for index, size_bytes in zip(operation.outputs, cost.output_bytes, strict=True):
-            storages[index] = dataclasses.replace(storages[index], size_bytes=size_bytes)
-    return dataclasses.replace(graph, storages=tuple(storages))
-
-
-def _workspace_bytes(graph: Graph, operation: Operation, costs: Mapping[str, OperatorCost]) -> int:
-    """What an operation allocates beyond the values in the graph; results nobody asked for included."""
-    cost = costs.get(operation.signature)
-    if cost is None:
-        return 0
-    wanted_bytes = sum(graph.storages[index].size_bytes for index in operation.outputs)
-    return cost.workspace_bytes + max(0, sum(cost.output_bytes) - wanted_bytes)
-
-
-def _could_run_here(graph: Graph, optimizer: OptimizerMemory) -> bool:
-    """Whether this machine has the memory for the step itself, and so for its operators."""
-    least_bytes = simulate(graph, identity_program(graph), optimizer=optimizer).peak_bytes
-    return least_bytes < int(psutil.virtual_memory().available)
-
-
-def _device_of(model: nn.Module) -> str:
-    tensors = [*model.parameters(), *model.buffers()]
-    return str(tensors[0].device) if tensors else "cpu"
-
-
-def _granularity_bytes(model: nn.Module, target: Device | None) -> int:
-    return CUDA_GRANULARITY_BYTES if _is_for_cuda(model, target) else 1
 
 
 def _parameter_counts(model: nn.Module) -> tuple[ParameterCount, ...]:

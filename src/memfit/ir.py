@@ -126,8 +126,17 @@ class Graph:
         return self.operations[index] if index < count else self.alternatives[index - count]
 
     def digest(self) -> str:
-        """A short hash that two equal graphs share."""
-        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+        """A short hash that graphs of the same computation share, whatever lines and machines they come from.
+
+        Names, source lines, and the sizes of what only a device knows are left out.
+        """
+        operations = [
+            (each.target, each.phase, each.inputs, each.outputs, each.overwrites, each.may_overwrite, each.technique)
+            for each in (*self.operations, *self.alternatives)
+        ]
+        storages = [(each.kind, each.dtype, each.shape, each.module) for each in self.storages]
+        ends = [self.resident, self.tangents, self.held, self.written_back, self.trained, len(self.operations)]
+        return hashlib.sha256(json.dumps([operations, storages, ends]).encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
         return _dump(GRAPH_FORMAT, dataclasses.asdict(self))

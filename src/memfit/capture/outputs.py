@@ -41,6 +41,10 @@ class OutputTemplate:
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
         return pytree.tree_unflatten([_fill(leaf, tensors) for leaf in self.leaves], self.spec)
 
+    def only(self, indices: Sequence[int]) -> "OutputTemplate":
+        """The template in which only these tensors are left, renumbered; `None` stands for the others."""
+        return OutputTemplate(self.spec, tuple(_only(leaf, indices) for leaf in self.leaves))
+
 
 def take_apart(output: Any) -> tuple[list[torch.Tensor], OutputTemplate]:
     """Split an output into its tensors and the template that puts them together again."""
@@ -86,6 +90,12 @@ def _fill(leaf: _TensorSlot | _Constant | _Dataclass, tensors: Sequence[torch.Te
     for name, value in leaf.fields.rebuild(tensors).items():
         object.__setattr__(instance, name, value)
     return instance
+
+
+def _only(leaf: _TensorSlot | _Constant | _Dataclass, indices: Sequence[int]) -> _TensorSlot | _Constant | _Dataclass:
+    if isinstance(leaf, _TensorSlot):
+        return _TensorSlot(indices.index(leaf.index)) if leaf.index in indices else _Constant(None)
+    return _Dataclass(leaf.cls, leaf.fields.only(indices)) if isinstance(leaf, _Dataclass) else leaf
 
 
 def key_name(key: Any) -> str:

@@ -18,7 +18,7 @@ from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
 from memfit.capture.record import ModuleStack, Recorder
 from memfit.capture.sample import Sample, check_sample
 from memfit.capture.snapshot import Snapshot
-from memfit.errors import InvalidModel, MemfitError
+from memfit.errors import InvalidInput, InvalidModel, MemfitError
 
 ROOT = "model"  # the name under which _Subject holds the captured module
 
@@ -44,18 +44,27 @@ class Joint:
 
 @contextlib.contextmanager
 def traced(
-    model: nn.Module, sample: Sample, *, backward_from: str = "auto", with_hooks: bool = True
+    model: nn.Module,
+    sample: Sample,
+    *,
+    backward_from: str = "auto",
+    with_hooks: bool = True,
+    outputs: str = "all",
 ) -> Iterator[Joint]:
     """Trace one forward and backward pass of `model` on `sample`; nothing is computed.
 
+    `outputs="loss"` returns `None` in the place of every output the backward pass does not start from.
     `with_hooks=False` leaves out the hooks of the model itself (not of its parts), for a trace that
     will run inside them.
     """
     check_sample(model, sample)
+    if outputs not in ("all", "loss"):
+        raise InvalidInput(f'outputs is "all" or "loss", {outputs!r} was given')
     with _ONE_AT_A_TIME, contextlib.ExitStack() as stack:
         snapshot = Snapshot(model)
         stack.callback(snapshot.restore)
-        yield _export(stack, _Subject(model, snapshot, backward_from, with_hooks), _as_fake_as(model, sample))
+        subject = _Subject(model, snapshot, backward_from, with_hooks, outputs)
+        yield _export(stack, subject, _as_fake_as(model, sample))
 
 
 _ONE_AT_A_TIME = threading.RLock()  # a trace changes modules and global hooks for a while
@@ -102,13 +111,16 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
 class _Subject(nn.Module):
     """The module as it is traced: flat outputs, recorded calls, one backward start."""
 
-    def __init__(self, model: nn.Module, snapshot: "Snapshot", backward_from: str, with_hooks: bool) -> None:
+    def __init__(
+        self, model: nn.Module, snapshot: "Snapshot", backward_from: str, with_hooks: bool, outputs: str
+    ) -> None:
         super().__init__()
         self.model = model
         self._snapshot = snapshot
         self._with_hooks = with_hooks
         self.module_stack = ModuleStack(model)
         self._backward_from = backward_from
+        self._outputs = outputs
         self.caches_casts = torch.is_autocast_cache_enabled()  # asked here: a trace switches it off
         self.template: OutputTemplate | None = None
         self.differentiated: tuple[int, ...] = ()
@@ -132,6 +144,10 @@ class _Subject(nn.Module):
                 f"no output of {type(self.model).__name__} requires a gradient, so there is nothing to "
                 "differentiate; check for detach(), no_grad() or frozen parameters on the way to the output"
             )
+        if self._outputs == "loss":
+            self.template = self.template.only(self.differentiated)
+            tensors = [tensors[index] for index in self.differentiated]
+            self.differentiated = tuple(range(len(tensors)))
         self.undifferentiated = tuple(
             index for index, tensor in enumerate(tensors) if tensor.requires_grad and index not in self.differentiated
         )

@@ -72,7 +72,7 @@ class PlannedForward:
 
     def __init__(self, model: nn.Module, compile_call: Compile) -> None:
         self.calls: dict[Any, CompiledCall] = {}
-        self._compile_call = compile_call
+        self.compile_call = compile_call
         self._model = model
         self._instance_forward = model.__dict__.get("forward")  # set if somebody replaced it before us
         functools.update_wrapper(self, self.original)
@@ -108,7 +108,7 @@ class PlannedForward:
     def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
         log.info("capturing a new kind of call to %s", type(self._model).__name__)
         with removed(self._model):
-            return self._compile_call(self._model, args, kwargs)
+            return self.compile_call(self._model, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PlannedForward":
         model = memo.get(id(self._model))
@@ -117,7 +117,7 @@ class PlannedForward:
         twin = object.__new__(PlannedForward)
         memo[id(self)] = twin
         twin.calls = {}  # its modules are others
-        twin._compile_call = self._compile_call
+        twin.compile_call = self.compile_call
         twin._model = model
         twin._instance_forward = copy.deepcopy(self._instance_forward, memo)
         functools.update_wrapper(twin, twin.original)

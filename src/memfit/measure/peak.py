@@ -23,7 +23,7 @@ class MeasuredPeak:
 
     peak_bytes: int
     resident_bytes: int  # what the run started with
-    live_bytes: tuple[int, ...]  # after every allocation and release
+    live_bytes: tuple[int, ...] = dataclasses.field(repr=False)  # after every allocation and release
 
 
 def measure_peak(run: Callable[[], Any], *, resident: Iterable[Any]) -> MeasuredPeak:

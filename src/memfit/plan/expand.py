@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from memfit.ir import Compute, Free, Instruction, Program
-from memfit.plan.problem import Problem, Turn, Way, numbers
+from memfit.plan.problem import Problem, Way, numbers
 
 _IMPOSSIBLE = float("inf")
 

@@ -76,6 +76,8 @@ class Problem:
         self.forward, self.backward = self._turns()
         self.first_made, self.last_read = self._forward_lives()
         self.rank_of = [ways[0].rank if ways else self.packers[n].rank for n, ways in enumerate(self.makers)]
+        ending = {*graph.resident, *graph.held}
+        self.end_bytes = sum(map(self._rounded, ending)) + self.optimizer.state_bytes + self.optimizer.workspace_bytes
         self.written_back = self._bits(graph.written_back)
         self.own_time_us = sum(
             (costs.time_us if operation.overwrites is None else costs.in_place_us)[index]
@@ -89,8 +91,7 @@ class Problem:
         return [self.graph.storages[self.storages[number]].name for number in numbers(values)]
 
     @property
-    def forward_end_values(self) -> int:
-        """Values that exist when the forward pass ends, if nothing is dropped that is read again."""
+    def every_value(self) -> int:
         return (1 << len(self.storages)) - 1
 
     def _rounded(self, storage: int) -> int:

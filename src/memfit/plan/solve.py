@@ -11,6 +11,7 @@ Same input, same plan: work is limited by counts, and by the clock only when `ti
 
 import dataclasses
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -66,14 +67,15 @@ class Planner:
 
     def floor_bytes(self) -> int:
         """No schedule of these operations can be below: the largest working set of a single one."""
-        return max((bytes_ for bytes_, _ in self._working_sets()), default=0)
+        return max((size_bytes for size_bytes, _ in self._working_sets()), default=0)
 
     def floor_operation(self) -> int:
-        """The operation that sets the floor."""
-        return max(self._working_sets(), default=(0, 0))[1]
+        """The operation that sets the floor; -1: the optimizer's step."""
+        return max(self._working_sets(), default=(0, -1))[1]
 
     def _working_sets(self) -> Iterator[tuple[int, int]]:
         size_of = self.problem.size_of
+        yield self.problem.end_bytes, -1
         for turn in (*self.problem.forward, *self.problem.backward):
             least = []
             for way in turn.ways:
@@ -111,6 +113,11 @@ class Planner:
                 break
             best = found
         return best or self.unplanned_solution()
+
+    def by_hand(self) -> Solution:
+        """Nothing but what the user asked for: values are dropped once and made again when first read."""
+        expansion = greedy(self.problem, sys.maxsize, kept=self.kept, dropped=self.dropped)
+        return Solution(expansion=expansion, bound_us=0.0, seconds=0.0, log=("no budget: as asked for by hand",))
 
     def unplanned_solution(self) -> Solution:
         return Solution(expansion=self.unplanned, bound_us=0.0, seconds=0.0, log=("nothing is planned",))

@@ -205,11 +205,14 @@ class StagedProgram:
 
     def _add_variables(self, stage: int, useful: int) -> None:
         program, problem = self.program, self._problem
+        reads = 0
+        for turn in problem.backward[self._stages[stage] :]:
+            reads |= turn.ways[0].needs
         live = {}
         for number in numbers(useful & self._links.values):
             packer = problem.packers.get(number)
             live[number] = program.variable(packer.time_us if packer and stage == 0 else 0.0)
-            if self._kept >> number & 1 and stage == 0:
+            if (self._kept & reads) >> number & 1:
                 program.at_least({live[number]: 1.0}, 1.0)
             if self._dropped >> number & 1 and stage == 0:
                 program.at_most({live[number]: 1.0}, 0.0)

@@ -1,0 +1,404 @@
+"""From a traced call to a plan: lower, measure, solve. The order of composition, in one place."""
+
+import contextlib
+import dataclasses
+import hashlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import psutil
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from memfit import _torch
+from memfit.capture.alternatives import extend
+from memfit.capture.lower import lower
+from memfit.capture.rewrite import rewrite
+from memfit.capture.sample import Sample
+from memfit.capture.trace import Joint, traced
+from memfit.errors import InfeasibleBudget, InvalidBudget, InvalidInput
+from memfit.execute.timing import operation_times
+from memfit.ir import Graph, Operation, OptimizerMemory, Program
+from memfit.measure.cost import OperatorCost
+from memfit.measure.devices import CUDA_GRANULARITY_BYTES, Device
+from memfit.measure.optimizer import OptimizerLike, optimizer_memory, optimizer_name
+from memfit.measure.probe import Progress, measured_costs
+from memfit.measure.roofline import roofline_times
+from memfit.plan.expand import program_of
+from memfit.plan.identity import identity_program
+from memfit.plan.plan import Plan, fates_of
+from memfit.plan.problem import Costs, Problem, handed_out_together
+from memfit.plan.select import Selection, selected_values
+from memfit.plan.simulate import simulate
+from memfit.plan.solve import Planner, Report, Solution
+from memfit.units import format_bytes, parse_bytes
+
+Budget = int | float | str | None
+
+EXACT = ("recompute", "lean")  # what plans may do unless told otherwise: the numbers stay the same bit for bit
+TECHNIQUES = {
+    "recompute": "compute values of the forward pass again",
+    "lean": "operators that keep less and give the same bits",
+    "chunk": "linear and cross-entropy in chunks: rounds differently, as closely",
+    "16-bit": "kept activations in 16 bits: lossy",
+    "8-bit": "kept activations in 8 bits: lossy",
+    "4-bit": "kept activations in 4 bits: lossy",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides a plan but the model and the sample."""
+
+    budget: Budget = None
+    optimizer: OptimizerLike | None = None
+    allow: tuple[str, ...] = EXACT
+    recompute: tuple[Selection, ...] = ()
+    keep: tuple[Selection, ...] = ()
+    backward_from: str = "auto"
+    outputs: str = "all"
+    device: Device | None = None  # None: where the model is
+    time_limit_s: float = 10.0
+    report: Report | None = None
+    progress: Progress | None = None
+
+    @property
+    def is_unplanned(self) -> bool:
+        return self.budget is None and not self.recompute and not self.rewrites
+
+    @property
+    def rewrites(self) -> tuple[str, ...]:
+        """Techniques that change the graph before it is planned."""
+        return tuple(each for each in self.allow if each == "chunk")
+
+    def __post_init__(self) -> None:
+        unknown = [each for each in self.allow if each not in TECHNIQUES]
+        if unknown:
+            raise InvalidInput(f"unknown technique {unknown[0]!r}; known are {', '.join(map(repr, TECHNIQUES))}")
+        check_budget(self.budget)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A captured step with its costs: all a planner needs, at any budget."""
+
+    graph: Graph
+    costs: Costs
+    optimizer: OptimizerMemory
+    granularity_bytes: int
+    unplanned_peak_bytes: int  # of the plain eager run
+    times_measured: bool
+    rewrites: tuple[str, ...]
+    seconds: float
+
+    def peak_bytes(self, program: Program) -> int:
+        return simulate(
+            self.graph,
+            program,
+            workspace_bytes=self.costs.workspace_bytes,
+            optimizer=self.optimizer,
+            granularity_bytes=self.granularity_bytes,
+        ).peak_bytes
+
+    @property
+    def persistent_bytes(self) -> int:
+        """Live when the step ends: parameters, buffers, gradients, batch, outputs, optimizer state."""
+        ending = {*self.graph.resident, *self.graph.held}
+        return sum(self.graph.storages[each].size_bytes for each in ending) + self.optimizer.state_bytes
+
+
+def check_budget(budget: Budget) -> None:
+    """Refuse what cannot be a budget before anything is captured."""
+    if budget is None or budget == "smallest":
+        return
+    if isinstance(budget, float) and budget <= 1:
+        if not budget > 0:
+            raise InvalidBudget(f"a budget is a positive number of bytes or a fraction up to 1, {budget!r} was given")
+        return
+    parse_bytes(budget)
+
+
+def budget_bytes(budget: Budget, unplanned_peak_bytes: int) -> int:
+    """A budget in bytes: a fraction is one of the unplanned peak."""
+    assert budget is not None
+    if isinstance(budget, float) and budget <= 1:
+        return int(budget * unplanned_peak_bytes)
+    return parse_bytes(budget)
+
+
+def traced_for(
+    model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool = True
+) -> contextlib.AbstractContextManager[Joint]:
+    """Trace as a recipe wants it."""
+    return traced(
+        model, sample, backward_from=recipe.backward_from, outputs=recipe.outputs, with_hooks=with_hooks
+    )
+
+
+def planned_graph(joint: Joint, recipe: Recipe) -> Graph:
+    """The graph that programs of a recipe are written for. Changes the traced graph: once for a trace."""
+    _rewritten(joint, recipe.allow)
+    extend(joint, recipe.allow)
+    return handed_out_together(lower(joint))
+
+
+def prepare(
+    model: nn.Module, joint: Joint, sample: Sample, recipe: Recipe, *, extended: bool = False
+) -> Prepared:
+    """Lower a traced call and measure what its operations cost. `extended`: `planned_graph` was called before."""
+    start = time.monotonic()
+    rewrites = recipe.rewrites
+    if not extended:
+        rewrites = _rewritten(joint, recipe.allow)
+        extend(joint, recipe.allow)
+    eager = lower(joint)
+    memory = step_optimizer_memory(recipe.optimizer, model, eager, recipe.device)
+    device = device_of(model)
+    measured = recipe.device is None and could_run_here(eager, memory)
+    costs = operator_costs(eager, device, recipe.progress) if measured else {}
+    eager = with_real_sizes(eager, costs)
+    workspaces = [workspace_bytes(eager, each, costs) for each in (*eager.operations, *eager.alternatives)]
+    granularity = granularity_bytes(model, recipe.device)
+    unplanned = simulate(
+        eager, identity_program(eager), workspace_bytes=workspaces, optimizer=memory, granularity_bytes=granularity
+    )
+    runs_here = measured and not _is_fake(model, sample)
+    if runs_here:
+        times = operation_times(joint, eager, model, sample)
+        fresh_us, in_place_us = times.fresh_us, times.in_place_us
+    else:
+        fresh_us = in_place_us = roofline_times(eager, recipe.device)
+    graph = handed_out_together(eager)
+    workspace_by_name = dict(zip(_names(eager), workspaces, strict=True))
+    return Prepared(
+        graph=graph,
+        costs=Costs(
+            time_us=[fresh_us.get(name, in_place_us.get(name, 0.0)) for name in _names(graph)],
+            in_place_us=[in_place_us.get(name, fresh_us.get(name, 0.0)) for name in _names(graph)],
+            workspace_bytes=[workspace_by_name[name] for name in _names(graph)],
+        ),
+        optimizer=memory,
+        granularity_bytes=granularity,
+        unplanned_peak_bytes=unplanned.peak_bytes,
+        times_measured=runs_here,
+        rewrites=rewrites,
+        seconds=time.monotonic() - start,
+    )
+
+
+def make_planner(model: nn.Module, prepared: Prepared, recipe: Recipe) -> Planner:
+    """A planner for all budgets of one captured step."""
+    problem = Problem(
+        prepared.graph,
+        prepared.costs,
+        optimizer=prepared.optimizer,
+        granularity_bytes=prepared.granularity_bytes,
+    )
+    modules = dict(model.named_modules())
+    dropped = selected_values(problem, recipe.recompute, modules, "recompute")
+    kept = selected_values(problem, recipe.keep, modules, "keep") & ~dropped
+    if "recompute" not in recipe.allow:
+        kept |= problem.every_value
+    return Planner(problem, kept=kept, dropped=dropped)
+
+
+def solve(planner: Planner, prepared: Prepared, recipe: Recipe) -> tuple[Solution, int | None]:
+    """The plan for the recipe's budget, and that budget in bytes."""
+    if recipe.budget is None:
+        return planner.by_hand(), None
+    if recipe.budget == "smallest":
+        solution = planner.smallest(time_limit_s=recipe.time_limit_s)
+        return solution, prepared.peak_bytes(program_of(planner.problem, solution.expansion))
+    limit = budget_bytes(recipe.budget, prepared.unplanned_peak_bytes)
+    try:
+        return planner.solve(limit, time_limit_s=recipe.time_limit_s, report=recipe.report), limit
+    except InfeasibleBudget:
+        raise _infeasible(planner, prepared, recipe, limit) from None
+
+
+def make_plan(
+    model: nn.Module, sample: Sample, planner: Planner, prepared: Prepared, recipe: Recipe
+) -> Plan:
+    """Solve, and write down what was found and what is known about it."""
+    start = time.monotonic()
+    solution, limit = solve(planner, prepared, recipe)
+    program = program_of(planner.problem, solution.expansion)
+    graph = prepared.graph
+    return Plan(
+        model=type(model).__name__,
+        model_digest=model_digest(model),
+        sample=describe_sample(sample),
+        torch_version=torch.__version__,
+        device=device_of(model) if recipe.device is None else recipe.device.name,
+        optimizer=None if recipe.optimizer is None else optimizer_name(recipe.optimizer),
+        allow=recipe.allow,
+        rewrites=prepared.rewrites,
+        outputs=recipe.outputs,
+        backward_from=recipe.backward_from,
+        budget_bytes=limit,
+        peak_bytes=prepared.peak_bytes(program),
+        unplanned_peak_bytes=prepared.unplanned_peak_bytes,
+        persistent_bytes=prepared.persistent_bytes,
+        floor_bytes=planner.floor_bytes(),
+        floor_operation=floor_name(planner),
+        step_us=planner.problem.own_time_us,
+        extra_us=solution.expansion.extra_us,
+        bound_us=solution.bound_us,
+        times_measured=prepared.times_measured,
+        plan_seconds=prepared.seconds + time.monotonic() - start,
+        log=solution.log,
+        fates=fates_of(graph, program),
+        program=program,
+    )
+
+
+def recipe_of(plan: Plan) -> Recipe:
+    """What a plan was made by, as far as it is written down."""
+    return Recipe(
+        budget=plan.budget_bytes if plan.budget_bytes is not None else plan.peak_bytes,
+        allow=plan.allow,
+        outputs=plan.outputs,
+        backward_from=plan.backward_from,
+    )
+
+
+def frontier_recipes(recipe: Recipe, prepared: Prepared, fractions: Sequence[float]) -> Iterator[Recipe]:
+    """One recipe a point of the curve, biggest budget first: what is found at one is a start for the next."""
+    part_bytes = prepared.unplanned_peak_bytes - prepared.persistent_bytes
+    for fraction in sorted(fractions, reverse=True):
+        if not 0 < fraction <= 1:
+            raise InvalidBudget(f"a fraction of the activation part is between 0 and 1, {fraction!r} was given")
+        yield dataclasses.replace(recipe, budget=prepared.persistent_bytes + int(fraction * part_bytes))
+    yield dataclasses.replace(recipe, budget="smallest")
+
+
+def floor_name(planner: Planner) -> str:
+    """The operator whose working set no plan can be below, in words."""
+    index = planner.floor_operation()
+    if index < 0:
+        return "the optimizer's step"
+    operation = planner.problem.graph.operation(index)
+    return f"{operation.target} in {operation.module}" if operation.module else operation.target
+
+
+def _infeasible(planner: Planner, prepared: Prepared, recipe: Recipe, limit: int) -> InfeasibleBudget:
+    smallest = planner.smallest(time_limit_s=recipe.time_limit_s)
+    smallest_bytes = prepared.peak_bytes(program_of(planner.problem, smallest.expansion))
+    share = smallest.expansion.extra_us / planner.problem.own_time_us
+    lowering = ", ".join(repr(each) for each in TECHNIQUES if each not in recipe.allow)
+    return InfeasibleBudget(
+        f"no plan of {format_bytes(limit)} was found: the smallest that was needs {format_bytes(smallest_bytes)} "
+        f"({share:+.0%} time), and {floor_name(planner)} alone needs {format_bytes(planner.floor_bytes())}; "
+        f"give a bigger budget, a smaller batch, or allow more ({lowering})",
+        smallest_bytes=smallest_bytes,
+        floor_bytes=planner.floor_bytes(),
+        operation=floor_name(planner),
+    )
+
+
+def _rewritten(joint: Joint, allow: Sequence[str]) -> tuple[str, ...]:
+    if "chunk" not in allow:
+        return ()
+    return ("chunk",) if rewrite(joint) else ()
+
+
+def _names(graph: Graph) -> list[str]:
+    return [each.name for each in (*graph.operations, *graph.alternatives)]
+
+
+def step_optimizer_memory(
+    optimizer: OptimizerLike | None, model: nn.Module, graph: Graph, target: Device | None
+) -> OptimizerMemory:
+    """What an optimizer keeps and needs for the parameters that get a gradient."""
+    if optimizer is None:
+        return OptimizerMemory()
+    trained = {graph.storages[parameter].name for parameter, _ in graph.trained}
+    return optimizer_memory(
+        optimizer,
+        list(model.parameters()),
+        for_cuda=is_for_cuda(model, target),
+        without_gradient=[parameter for name, parameter in model.named_parameters() if name not in trained],
+    )
+
+
+def is_for_cuda(model: nn.Module, target: Device | None) -> bool:
+    """Whether the step would run on a CUDA device."""
+    return torch.device(device_of(model)).type == "cuda" if target is None else target.is_cuda
+
+
+def operator_costs(graph: Graph, device: str, progress: Progress | None) -> dict[str, OperatorCost]:
+    """Workspaces and real sizes of all operations that can be run here."""
+    operations = (*graph.operations, *graph.alternatives)
+    return measured_costs((each.signature for each in operations if each.signature), device=device, progress=progress)
+
+
+def with_real_sizes(graph: Graph, costs: Mapping[str, OperatorCost]) -> Graph:
+    """Believe what operators were seen to make more than what the trace says they make."""
+    storages = list(graph.storages)
+    for operation in graph.operations:
+        cost = costs.get(operation.signature)
+        if cost is None or len(cost.output_bytes) != len(operation.outputs):
+            continue
+        for index, size_bytes in zip(operation.outputs, cost.output_bytes, strict=True):
+            storages[index] = dataclasses.replace(storages[index], size_bytes=size_bytes)
+    return dataclasses.replace(graph, storages=tuple(storages))
+
+
+def workspace_bytes(graph: Graph, operation: Operation, costs: Mapping[str, OperatorCost]) -> int:
+    """What an operation allocates beyond the values in the graph; results nobody asked for included."""
+    cost = costs.get(operation.signature)
+    if cost is None:
+        return 0
+    wanted_bytes = sum(graph.storages[index].size_bytes for index in operation.outputs)
+    return cost.workspace_bytes + max(0, sum(cost.output_bytes) - wanted_bytes)
+
+
+def could_run_here(graph: Graph, optimizer: OptimizerMemory) -> bool:
+    """Whether this machine has the memory for the step itself, and so for its operators."""
+    least_bytes = simulate(graph, identity_program(graph), optimizer=optimizer).peak_bytes
+    return least_bytes < int(psutil.virtual_memory().available)
+
+
+def device_of(model: nn.Module) -> str:
+    """Where the model is; one without tensors is on the CPU."""
+    tensors = [*model.parameters(), *model.buffers()]
+    return str(tensors[0].device) if tensors else "cpu"
+
+
+def granularity_bytes(model: nn.Module, target: Device | None) -> int:
+    """What the allocator rounds every storage up to."""
+    return CUDA_GRANULARITY_BYTES if is_for_cuda(model, target) else 1
+
+
+def _is_fake(model: nn.Module, sample: Sample) -> bool:
+    return _torch.detect_fake_mode([*model.parameters(), *sample.tensors()]) is not None
+
+
+def model_digest(model: nn.Module) -> str:
+    """A short hash of what a model is made of."""
+    described = "\n".join([type(model).__name__, *describe_states(model)])
+    return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+
+def describe_states(model: nn.Module) -> list[str]:
+    """Names, dtypes and shapes of all parameters and buffers."""
+    states = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return [f"{name}: {_described(state)}" for name, state in states]
+
+
+def describe_sample(sample: Sample) -> str:
+    """The arguments of a call, in words."""
+    leaves = [each for each in _leaves(sample) if isinstance(each, torch.Tensor)]
+    names = sample.leaf_names()
+    tensors = [name for name, leaf in zip(names, _leaves(sample), strict=True) if isinstance(leaf, torch.Tensor)]
+    return ", ".join(f"{name}: {_described(leaf)}" for name, leaf in zip(tensors, leaves, strict=True))
+
+
+def _leaves(sample: Sample) -> list[Any]:
+    return pytree.tree_leaves((sample.args, dict(sample.kwargs)))
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

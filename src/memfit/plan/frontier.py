@@ -1,0 +1,54 @@
+"""The curve of memory against time: one plan a point."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from memfit.plan.plan import Plan
+from memfit.units import format_bytes
+
+FORMAT = "memfit.frontier"
+VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Frontier:
+    """Plans of one step at several budgets, highest peak first."""
+
+    plans: tuple[Plan, ...]
+
+    def __iter__(self) -> Iterator[Plan]:
+        return iter(self.plans)
+
+    def __len__(self) -> int:
+        return len(self.plans)
+
+    def points(self) -> list[dict[str, Any]]:
+        """The curve in numbers: peak, its fraction of the activation part, predicted slowdown and bound."""
+        return [
+            {
+                "budget_bytes": plan.budget_bytes,
+                "peak_bytes": plan.peak_bytes,
+                "activation_fraction": activation_fraction(plan),
+                "slowdown": plan.slowdown,
+                "lower_bound": plan.lower_bound,
+            }
+            for plan in self.plans
+        ]
+
+    def to_json(self) -> str:
+        return json.dumps({"format": FORMAT, "version": VERSION, "points": self.points()}, indent=2)
+
+    def __str__(self) -> str:
+        return "\n".join(
+            f"{format_bytes(plan.peak_bytes):>12}  {activation_fraction(plan):6.2f} of the activation part  "
+            f"{plan.slowdown:+7.1%} time (at best {plan.lower_bound:+.1%})"
+            for plan in self.plans
+        )
+
+
+def activation_fraction(plan: Plan) -> float:
+    """A plan's peak beyond what lives when the step ends, as a fraction of the unplanned one."""
+    part_bytes = plan.unplanned_peak_bytes - plan.persistent_bytes
+    return (plan.peak_bytes - plan.persistent_bytes) / part_bytes if part_bytes > 0 else 1.0

@@ -1,0 +1,302 @@
+"""A plan: what one training step does under a budget, as inert data with its reasons.
+
+Written as versioned JSON. It holds no graph: whoever applies it captures the model again and compares
+digests, so a plan for another model, shape or dtype is refused by name.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Self
+
+from memfit.errors import InvalidFile, first_line
+from memfit.files import write_atomically
+from memfit.ir import Compute, Graph, Phase, Program
+from memfit.units import format_bytes
+
+FORMAT = "memfit.plan"
+VERSION = 1
+
+
+class Treatment(StrEnum):
+    """What a plan does with a value of the forward pass that the backward pass reads."""
+
+    KEPT = "kept"
+    AGAIN = "computed again"
+    REPLACED = "replaced"  # a smaller form is kept, or the backward pass does without it
+    MOVED = "sent out"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Fate:
+    """What happens to one value."""
+
+    value: str
+    module: str
+    size_bytes: int
+    treatment: Treatment
+    runs_again: int = 0  # how often its operation runs again
+    technique: str = ""  # what replaces it
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A straight-line program for a training step, and what is known about it."""
+
+    model: str  # class of the model
+    model_digest: str  # of names, shapes and dtypes of its parameters and buffers
+    sample: str  # what it was planned for, in words: "x: float32[16, 3, 224, 224]"
+    torch_version: str
+    device: str
+    optimizer: str | None
+    allow: tuple[str, ...]
+    rewrites: tuple[str, ...]  # changes of the graph made before planning
+    outputs: str
+    backward_from: str
+    budget_bytes: int | None  # None: manual control alone
+    peak_bytes: int  # predicted
+    unplanned_peak_bytes: int
+    persistent_bytes: int  # live when the step ends, whatever the plan
+    floor_bytes: int  # no plan of these operations can be below
+    floor_operation: str
+    step_us: float  # predicted time of the unplanned step
+    extra_us: float
+    bound_us: float  # no plan under the budget adds less
+    times_measured: bool  # False: estimated from a device's profile
+    plan_seconds: float
+    log: tuple[str, ...]
+    fates: tuple[Fate, ...]
+    program: Program
+
+    @property
+    def slowdown(self) -> float:
+        """Predicted extra time as a fraction of the unplanned step."""
+        return self.extra_us / self.step_us if self.step_us else 0.0
+
+    @property
+    def lower_bound(self) -> float:
+        """The slowdown no plan under this budget can be below."""
+        return self.bound_us / self.step_us if self.step_us else 0.0
+
+    @property
+    def gap(self) -> float:
+        """How far above the bound the plan is, in fractions of the step."""
+        return max(0.0, self.slowdown - self.lower_bound)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether nothing is computed again or replaced."""
+        return all(fate.treatment is Treatment.KEPT for fate in self.fates)
+
+    def by_module(self, depth: int = 1) -> dict[str, dict[Treatment, int]]:
+        """Bytes by module, to `depth` names deep, and by what happens to them."""
+        sizes: dict[str, dict[Treatment, int]] = defaultdict(lambda: dict.fromkeys(Treatment, 0))
+        for fate in self.fates:
+            sizes[".".join(fate.module.split(".")[:depth])][fate.treatment] += fate.size_bytes
+        return dict(sizes)
+
+    def to_json(self) -> str:
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields["fates"] = [dataclasses.asdict(fate) for fate in self.fates]
+        fields["program"] = json.loads(self.program.to_json())
+        content = {"format": FORMAT, "version": VERSION} | fields
+        return _dump(content | {"checksum": _checksum(content)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        fields = _fields(text)
+        try:
+            program = Program.from_json(json.dumps(fields.pop("program")))
+            fates = tuple(Fate(**each | {"treatment": Treatment(each["treatment"])}) for each in fields.pop("fates"))
+            lists = {name: tuple(fields.pop(name)) for name in ("allow", "rewrites", "log")}
+            plan = cls(**fields, **lists, fates=fates, program=program)
+            _check_types(plan)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise InvalidFile(f"damaged plan: {type(error).__name__}: {first_line(error)}; plan again") from None
+        return plan
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as JSON; the file is there whole or not at all."""
+        write_atomically(Path(path), self.to_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a plan that was saved; a file that is not one is refused with the reason."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidFile(f"{path} cannot be read as a plan: {first_line(error)}") from None
+        return cls.from_json(text)
+
+    def diff(self, other: "Plan") -> str:
+        """What `other` does differently, in lines for people."""
+        return "\n".join(_differences(self, other))
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def fates_of(graph: Graph, program: Program) -> tuple[Fate, ...]:
+    """What a program does with every value of the forward pass that the eager backward pass reads."""
+    runs = [each.operation for each in (*program.forward, *program.backward) if isinstance(each, Compute)]
+    makers = {storage: index for index, each in enumerate(graph.operations) for storage in each.outputs}
+    replacing = _replacing(graph, runs)
+    counts: dict[int, int] = defaultdict(int)
+    for operation in runs:
+        counts[operation] += 1
+    again = {
+        storage
+        for each in program.backward
+        if isinstance(each, Compute) and graph.operation(each.operation).phase is Phase.FORWARD
+        for storage in graph.operation(each.operation).outputs
+    }
+    read = _read_in_backward(graph)
+    kept = _live_at_backward(graph, program)
+    fates = []
+    for storage in sorted(read):
+        if storage not in makers or graph.operations[makers[storage]].phase is not Phase.FORWARD:
+            continue
+        value = graph.storages[storage]
+        treatment = Treatment.KEPT
+        if storage not in kept:
+            treatment = Treatment.REPLACED if storage in replacing else Treatment.AGAIN
+        elif storage in again:
+            treatment = Treatment.AGAIN
+        fates.append(
+            Fate(
+                value=value.name,
+                module=value.module,
+                size_bytes=value.size_bytes,
+                treatment=treatment,
+                runs_again=max(0, counts[makers[storage]] - 1),
+                technique=replacing.get(storage, ""),
+            )
+        )
+    return tuple(fates)
+
+
+def _replacing(graph: Graph, runs: list[int]) -> dict[int, str]:
+    """By value: the technique that stands in for it in a program."""
+    count = len(graph.operations)
+    found: dict[int, str] = {}
+    by_outputs = {each.outputs: each for each in graph.operations}
+    for index in runs:
+        if index < count:
+            continue
+        alternative = graph.operation(index)
+        own = by_outputs.get(alternative.outputs)
+        if alternative.phase is Phase.BACKWARD and own is not None:
+            found |= dict.fromkeys(set(own.inputs) - set(alternative.inputs), alternative.technique)
+        elif alternative.phase is Phase.FORWARD:
+            found |= dict.fromkeys(alternative.outputs, alternative.technique)
+    return found
+
+
+def _read_in_backward(graph: Graph) -> set[int]:
+    held = {*graph.held, *graph.resident, *graph.tangents}
+    return {
+        storage
+        for each in graph.operations
+        if each.phase is Phase.BACKWARD
+        for storage in each.inputs
+        if storage not in held
+    }
+
+
+def _live_at_backward(graph: Graph, program: Program) -> set[int]:
+    live: set[int] = set()
+    for each in program.forward:
+        if isinstance(each, Compute):
+            operation = graph.operation(each.operation)
+            live.update(operation.outputs)
+            if each.in_place and operation.may_overwrite is not None:
+                live.discard(operation.may_overwrite)
+        else:
+            live.discard(each.storage)
+    return live
+
+
+def _fields(text: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(text)
+    except ValueError as error:
+        raise InvalidFile(f"not a plan: it is not whole JSON ({first_line(error)})") from None
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise InvalidFile(f"not a plan: its format is not {FORMAT!r}")
+    version = fields.get("version")
+    if version != VERSION:
+        raise InvalidFile(
+            f"a plan of version {version!r} was found, this memfit reads version {VERSION}; plan again, or install "
+            "the memfit that wrote it"
+        )
+    if fields.pop("checksum", None) != _checksum(fields):
+        raise InvalidFile("the plan was changed after it was written: its checksum differs; plan again")
+    return {name: value for name, value in fields.items() if name not in ("format", "version")}
+
+
+def _dump(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, separators=(",", ":"), sort_keys=True)
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(_dump(content).encode()).hexdigest()[:16]
+
+
+_TEXTS = ("model", "model_digest", "sample", "torch_version", "device", "outputs", "backward_from", "floor_operation")
+_NUMBERS = ("peak_bytes", "unplanned_peak_bytes", "persistent_bytes", "floor_bytes", "step_us", "extra_us", "bound_us")
+
+
+def _check_types(plan: Plan) -> None:
+    for name in _TEXTS:
+        if not isinstance(getattr(plan, name), str):
+            raise TypeError(f"{name} is {getattr(plan, name)!r}")
+    for name in _NUMBERS:
+        value = getattr(plan, name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise TypeError(f"{name} is {value!r}")
+
+
+def _lines(plan: Plan) -> Iterator[str]:
+    budget = "no budget" if plan.budget_bytes is None else f"budget {format_bytes(plan.budget_bytes)}"
+    yield f"{plan.model} on {plan.device}, {plan.sample}: {budget}"
+    yield (
+        f"predicted peak {format_bytes(plan.peak_bytes)} (unplanned {format_bytes(plan.unplanned_peak_bytes)}), "
+        f"{plan.slowdown:+.1%} time, at best {plan.lower_bound:+.1%}" + ("" if plan.times_measured else " (estimated)")
+    )
+    if plan.is_identity:
+        yield "the unplanned step fits: nothing is computed again"
+        return
+    totals = plan.by_module(0)[""]
+    yield ", ".join(f"{format_bytes(size)} {treatment}" for treatment, size in totals.items() if size)
+    for module, sizes in plan.by_module(2).items():
+        words = ", ".join(f"{format_bytes(size)} {treatment}" for treatment, size in sizes.items() if size)
+        yield f"  {module or '(outside of modules)'}: {words}"
+
+
+def _differences(one: Plan, other: Plan) -> Iterator[str]:
+    if one.program.graph_digest != other.program.graph_digest:
+        yield "the plans are for different graphs: only totals are compared"
+    for label, first, second in _compared(one, other):
+        if first != second:
+            yield f"{label}: {first} -> {second}"
+    others: Mapping[tuple[str, str], Fate] = {(fate.module, fate.value): fate for fate in other.fates}
+    for fate in one.fates:
+        changed = others.get((fate.module, fate.value))
+        if changed is not None and changed.treatment is not fate.treatment:
+            yield (
+                f"{fate.module or '(outside of modules)'} {fate.value} ({format_bytes(fate.size_bytes)}): "
+                f"{fate.treatment} -> {changed.treatment}"
+            )
+
+
+def _compared(one: Plan, other: Plan) -> Iterator[tuple[str, str, str]]:
+    yield "model", one.model, other.model
+    yield "sample", one.sample, other.sample
+    yield "budget", *(("none" if b is None else format_bytes(b)) for b in (one.budget_bytes, other.budget_bytes))
+    yield "predicted peak", format_bytes(one.peak_bytes), format_bytes(other.peak_bytes)
+    yield "predicted slowdown", f"{one.slowdown:.1%}", f"{other.slowdown:.1%}"
+    yield "allowed", ", ".join(one.allow), ", ".join(other.allow)
