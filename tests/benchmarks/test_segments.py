@@ -91,7 +91,7 @@ def test_a_checkpointed_model_has_the_loss_and_gradients_of_the_plain_one() -> N
 
 def test_segments_need_less_memory() -> None:
     model = nn.Sequential(*(layer for _ in range(9) for layer in (nn.Linear(64, 64), nn.Tanh())))
-    x = torch.randn(4096, 64)
+    x = torch.randn(512, 64)
     runs = find_runs(model, loss_of(model, x))
 
     def peak_bytes() -> int:
