@@ -60,7 +60,7 @@ def _alternatives(site: Site) -> Iterator[Alternative]:
     value = value_of(noise)
     if value is None or site.is_backward or not _is_noise(noise) or not is_worth_it(value):
         return
-    divisor = noise.args[1] if _is_scaled(noise) else 1.0
+    divisor: Any = noise.args[1] if _is_scaled(noise) else 1.0
     bits = Alternative(function=pack, args=(noise,), of=noise, form="bits")
     yield bits
     layout = (list(value.shape), list(value.stride()), value.dtype)
@@ -83,7 +83,8 @@ def _is_scaled(node: fx.Node) -> bool:
     return (
         node.target in (aten.div.Scalar, aten.div.Tensor)
         and _is_drawn(behind_views(node.args[0]))
-        and not isinstance(node.args[1], fx.Node)
+        and isinstance(node.args[1], int | float)
+        and node.args[1] > 0
     )
 
 
