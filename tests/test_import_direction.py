@@ -15,8 +15,8 @@ BENCHMARKS = SOURCE.parents[1] / "benchmarks"
 
 DATA = {"errors", "units", "files", "ir", "tensors"}
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
-BELOW_API = BELOW_CAPTURE | {"plan", "estimate", "capture", "execute"}
-BELOW_STEP = BELOW_API | {"api"}
+BELOW_API = BELOW_CAPTURE | {"plan", "estimate", "capture", "execute", "pipeline", "runner"}
+BELOW_STEP = BELOW_API | {"api", "prove"}
 BELOW_REPORT = BELOW_STEP | {"step", "multilevel", "distributed", "integrations", "zoo"}
 
 MAY_IMPORT = {
@@ -32,7 +32,10 @@ MAY_IMPORT = {
     "capture": BELOW_CAPTURE,
     "execute": BELOW_CAPTURE | {"capture"},
     "estimate": BELOW_CAPTURE | {"plan"},
+    "pipeline": BELOW_CAPTURE | {"plan", "capture", "execute"},
+    "runner": BELOW_CAPTURE | {"plan", "capture", "execute", "pipeline"},
     "api": BELOW_API,
+    "prove": BELOW_API | {"api"},
     "step": BELOW_STEP,
     "multilevel": BELOW_STEP | {"step"},
     "distributed": BELOW_STEP | {"step"},

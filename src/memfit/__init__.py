@@ -19,10 +19,13 @@ from memfit.execute.attach import remove
 from memfit.pipeline import TECHNIQUES
 from memfit.plan.frontier import Frontier
 from memfit.plan.plan import Plan
+from memfit.prove.check import Check, check
+from memfit.prove.profile import Profile, profile
 
 __all__ = [
     "TECHNIQUES",
     "CaptureError",
+    "Check",
     "Estimate",
     "ExecutionError",
     "Frontier",
@@ -34,13 +37,16 @@ __all__ = [
     "InvalidSample",
     "MemfitError",
     "Plan",
+    "Profile",
     "Sample",
     "apply",
+    "check",
     "estimate",
     "fit",
     "frontier",
     "plan",
     "plan_of",
+    "profile",
     "remove",
     "without_weights",
 ]

@@ -1,7 +1,5 @@
 """What users call: capture, then simulate, then execute."""
 
-import dataclasses
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,11 +9,10 @@ from torch import nn
 
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
-from memfit.capture.trace import Joint, traced
-from memfit.errors import CaptureError, InfeasibleBudget, InvalidFile, InvalidInput, InvalidModel
+from memfit.capture.trace import traced
+from memfit.errors import InfeasibleBudget, InvalidFile, InvalidInput, InvalidModel
 from memfit.estimate import Estimate, ParameterCount
 from memfit.execute.attach import attach, remove, removed
-from memfit.execute.compiled import CompiledCall
 from memfit.ir import Graph, without_prefix
 from memfit.measure.cost import OperatorCost
 from memfit.measure.cuda import with_byte_masks
@@ -25,7 +22,6 @@ from memfit.measure.probe import Progress
 from memfit.pipeline import (
     EXACT,
     Budget,
-    Prepared,
     Recipe,
     could_run_here,
     describe_sample,
@@ -37,7 +33,6 @@ from memfit.pipeline import (
     make_planner,
     model_digest,
     operator_costs,
-    planned_graph,
     prepare,
     recipe_of,
     step_optimizer_memory,
@@ -51,7 +46,7 @@ from memfit.plan.plan import Plan
 from memfit.plan.select import Selection
 from memfit.plan.simulate import simulate
 from memfit.plan.solve import Report
-from memfit.plan.validate import check_program
+from memfit.runner import Runner
 
 Selections = Selection | Sequence[Selection]
 Loss = Callable[[nn.Module, Any], torch.Tensor]
@@ -262,70 +257,21 @@ def frontier(
     return Frontier(plans=tuple(sorted(plans, key=lambda each: -each.peak_bytes)))
 
 
-def _attached(model: nn.Module, runner: "Runner", example: Sample | None, *, must_match: bool = False) -> nn.Module:
+def _attached(model: nn.Module, runner: Runner, example: Sample | None, *, must_match: bool = False) -> nn.Module:
     planned = attach(model, runner)
     if example is None:
         return model
     try:
         planned.capture(example.args, dict(example.kwargs))
         if must_match and not runner.matched:
+            planned_for = "" if runner.plan is None else runner.plan.sample
             raise InvalidFile(
-                f"the plan was made for {runner.recipe_sample()}, the sample is {describe_sample(example)}; "
-                "plan again for this sample"
+                f"the plan was made for {planned_for}, the sample is {describe_sample(example)}; plan again for it"
             )
     except BaseException:
         remove(model)
         raise
     return model
-
-
-@dataclasses.dataclass
-class Runner:
-    """Makes the captured calls of one model: the planned one, and those of other shapes as they come."""
-
-    recipe: Recipe
-    plan: Plan | None = None  # None: made at the first call
-    matched: bool = False  # whether a call that the plan is for has come
-
-    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
-        example = Sample(args, kwargs)
-        with traced_for(model, example, self.recipe, with_hooks=False) as joint:
-            _check_equal_to_eager(type(model).__name__, joint)
-            if self.recipe.is_unplanned:
-                return CompiledCall(joint, lower(joint))
-            return self._planned(model, joint, example)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Runner":
-        return self  # what it holds does not change with the copy
-
-    def recipe_sample(self) -> str:
-        return "" if self.plan is None else self.plan.sample
-
-    def _planned(self, model: nn.Module, joint: Joint, example: Sample) -> CompiledCall:
-        if self.plan is not None:
-            graph = planned_graph(joint, self.recipe)
-            if graph.digest() == self.plan.program.graph_digest:
-                self.matched = True
-                check_program(graph, self.plan.program)
-                return CompiledCall(joint, graph, self.plan.program)
-        prepared = prepare(model, joint, example, self.recipe, extended=self.plan is not None)
-        if self.plan is not None and self._still_fits(prepared):
-            return CompiledCall(joint, prepared.graph, self.plan.program)
-        made = make_plan(model, example, make_planner(model, prepared, self.recipe), prepared, self.recipe)
-        if self.plan is None:
-            self.plan, self.matched = made, True
-            self.recipe = dataclasses.replace(self.recipe, budget=made.budget_bytes, report=None, progress=None)
-        return CompiledCall(joint, prepared.graph, made.program)
-
-    def _still_fits(self, prepared: Prepared) -> bool:
-        """Whether the plan's decisions serve a call of another shape: same operations, peak within the budget."""
-        assert self.plan is not None
-        try:
-            check_program(prepared.graph, self.plan.program)
-        except InvalidFile:
-            return False
-        limit = self.recipe.budget
-        return isinstance(limit, int) and prepared.peak_bytes(self.plan.program) <= limit
 
 
 def _recipe(
@@ -377,28 +323,6 @@ def _check_plan(plan: Plan, model: nn.Module) -> None:
         raise InvalidFile(
             f"the plan was made for a {plan.model} with other parameters or buffers (names, shapes, dtypes or which "
             "are trained differ); plan again"
-        )
-
-
-def _check_equal_to_eager(name: str, joint: Joint) -> None:
-    """Refuse what would not compute what the eager run computes, or warn where that is not certain."""
-    if joint.cast_anew:
-        raise CaptureError(
-            f"{name} uses {', '.join(joint.cast_anew)} more than once under autocast, which casts a parameter once "
-            "and keeps the cast, while the captured graph would cast it at every use and round differently; use "
-            "torch.autocast(..., cache_enabled=False), under which both do the same"
-        )
-    if joint.changed_attributes:
-        warnings.warn(
-            f"the forward of {name} changes {', '.join(joint.changed_attributes)}, which the captured call does not "
-            "do again; keep what must change in buffers, and draw random numbers with torch",
-            stacklevel=2,
-        )
-    if joint.avoided_values:
-        warnings.warn(
-            f"the forward of {name} looks at values of the batch; it was captured the way its library offers for "
-            "traces, which may round differently from the eager run",
-            stacklevel=2,
         )
 
 

@@ -112,8 +112,8 @@ class Plan:
         try:
             program = Program.from_json(json.dumps(fields.pop("program")))
             fates = tuple(Fate(**each | {"treatment": Treatment(each["treatment"])}) for each in fields.pop("fates"))
-            lists = {name: tuple(fields.pop(name)) for name in ("allow", "rewrites", "log")}
-            plan = cls(**fields, **lists, fates=fates, program=program)
+            fields |= {name: tuple(fields[name]) for name in ("allow", "rewrites", "log")}
+            plan = cls(**fields, fates=fates, program=program)
             _check_types(plan)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidFile(f"damaged plan: {type(error).__name__}: {first_line(error)}; plan again") from None
@@ -296,7 +296,11 @@ def _differences(one: Plan, other: Plan) -> Iterator[str]:
 def _compared(one: Plan, other: Plan) -> Iterator[tuple[str, str, str]]:
     yield "model", one.model, other.model
     yield "sample", one.sample, other.sample
-    yield "budget", *(("none" if b is None else format_bytes(b)) for b in (one.budget_bytes, other.budget_bytes))
+    yield "budget", _budget(one), _budget(other)
     yield "predicted peak", format_bytes(one.peak_bytes), format_bytes(other.peak_bytes)
     yield "predicted slowdown", f"{one.slowdown:.1%}", f"{other.slowdown:.1%}"
     yield "allowed", ", ".join(one.allow), ", ".join(other.allow)
+
+
+def _budget(plan: Plan) -> str:
+    return "none" if plan.budget_bytes is None else format_bytes(plan.budget_bytes)

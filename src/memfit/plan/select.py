@@ -39,9 +39,7 @@ def selected_values(problem: Problem, selections: Sequence[Selection], modules: 
 def _groups(selection: Selection, modules: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Groups of module paths that are treated as one module each."""
     if isinstance(selection, bool) or not isinstance(selection, type | str | int):
-        raise InvalidInput(
-            f"a module type, a name pattern or a number of blocks was expected, {selection!r} was given"
-        )
+        raise InvalidInput(f"a module type, a name pattern or a number of blocks was expected, {selection!r} was given")
     if isinstance(selection, int):
         if selection < 1:
             raise InvalidInput(f"a segment has at least one block, {selection} was given")

@@ -1,0 +1,125 @@
+"""Whether a planned step computes what the eager step computes: outputs, gradients, buffers, generator."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from memfit.api import apply
+from memfit.capture.sample import Sample
+from memfit.errors import InvalidInput
+from memfit.execute.attach import remove, removed
+from memfit.pipeline import EXACT
+from memfit.plan.plan import Plan
+from memfit.prove.rehearse import Result, result_of
+
+_ROUNDED_DIFFERENTLY = 1e-6  # what a technique that only sums in another order may change, relative
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """How one part of the planned step compares with the eager one."""
+
+    part: str  # "outputs", "gradients", "buffers", "generator"
+    compared: int  # tensors
+    equal: int  # of them bit for bit
+    largest_difference: float  # relative to the largest number of the same eager tensor
+    worst: str  # where that is
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Check:
+    """The outcome of comparing a planned step with the eager one."""
+
+    model: str
+    seed: int
+    tolerance: float  # 0: bit for bit
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def exact(self) -> bool:
+        """Whether everything is equal bit for bit."""
+        return all(each.equal == each.compared for each in self.comparisons)
+
+    @property
+    def passed(self) -> bool:
+        """Whether everything is within the tolerance."""
+        return self.exact or all(each.largest_difference <= self.tolerance for each in self.comparisons)
+
+    def to_json(self) -> str:
+        fields = dataclasses.asdict(self) | {"exact": self.exact, "passed": self.passed}
+        return json.dumps({"format": "memfit.check", "version": 1} | fields, indent=2)
+
+    def __str__(self) -> str:
+        rule = "bit for bit" if self.tolerance == 0 else f"within {self.tolerance:g}"
+        lines = [f"{self.model}, planned against eager from seed {self.seed}, {rule}: {_verdict(self)}"]
+        for each in self.comparisons:
+            where = "" if each.equal == each.compared else f", largest {each.largest_difference:.1e} in {each.worst}"
+            lines.append(f"  {each.part}: {each.equal} of {each.compared} equal{where}")
+        return "\n".join(lines)
+
+
+def check(model: nn.Module, plan: Plan, sample: Any, *, seed: int = 0, tolerance: float | None = None) -> Check:
+    """Run an eager and a planned step from one seed and compare all they make; the model stays as it is.
+
+    The tolerance is 0 (bit for bit) for plans of exact techniques and 1e-6 for those that sum in another order,
+    unless given. Lossy techniques need a tolerance to be judged by.
+    """
+    lossy = [each for each in plan.allow if each.endswith("-bit")]
+    if tolerance is None and lossy:
+        raise InvalidInput(f"the plan allows {', '.join(lossy)}, which is lossy; say what to tolerate: tolerance=0.01")
+    if tolerance is None:
+        tolerance = 0.0 if set(plan.allow) <= set(EXACT) else _ROUNDED_DIFFERENTLY
+    example = Sample.of(sample)
+    with removed(model):
+        eager = result_of(model, example, seed=seed, backward_from=plan.backward_from)
+        apply(plan, model, sample)
+        try:
+            planned = result_of(model, example, seed=seed, backward_from=plan.backward_from)
+        finally:
+            remove(model)
+    return Check(model=type(model).__name__, seed=seed, tolerance=tolerance, comparisons=_compared(eager, planned))
+
+
+def _compared(eager: Result, planned: Result) -> tuple[Comparison, ...]:
+    parts = [field.name for field in dataclasses.fields(Result)]
+    return tuple(_comparison(part, getattr(eager, part), getattr(planned, part)) for part in parts)
+
+
+def _comparison(part: str, eager: Mapping[str, torch.Tensor], planned: Mapping[str, torch.Tensor]) -> Comparison:
+    names = dict.fromkeys((*eager, *planned))
+    differences = {name: _difference(eager.get(name), planned.get(name)) for name in names}
+    worst = max(differences, key=lambda name: differences[name] or 0.0, default="")
+    return Comparison(
+        part=part,
+        compared=len(names),
+        equal=sum(difference is None for difference in differences.values()),
+        largest_difference=differences.get(worst) or 0.0,
+        worst=worst,
+    )
+
+
+def _difference(eager: torch.Tensor | None, planned: torch.Tensor | None) -> float | None:
+    """None if equal bit for bit, NaN where NaN is; infinite if one is missing or of another kind."""
+    if eager is None or planned is None or (eager.shape, eager.dtype) != (planned.shape, planned.dtype):
+        return math.inf
+    if torch.equal(eager, planned) or _same_bits(eager, planned):
+        return None
+    ones, others = eager.double(), planned.double()
+    largest = float(ones.abs().nan_to_num().max())
+    difference = float((ones - others).abs().nan_to_num(nan=math.inf).max())
+    return difference / largest if largest else difference
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)) if one.dim() else False
+
+
+def _verdict(check: Check) -> str:
+    if check.exact:
+        return "equal bit for bit"
+    return "within tolerance" if check.passed else "DIFFERENT"

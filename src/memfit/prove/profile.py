@@ -1,0 +1,142 @@
+"""What a planned step really takes: peak and time, beside what was predicted and beside the eager step."""
+
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from memfit.api import apply
+from memfit.capture.sample import Sample
+from memfit.errors import InvalidInput
+from memfit.execute.attach import remove, removed
+from memfit.measure.peak import measure_peak
+from memfit.plan.plan import Plan
+from memfit.prove.rehearse import nothing_remains, step
+from memfit.units import format_bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Predicted and measured, of forward and backward."""
+
+    model: str
+    predicted_peak_bytes: int
+    peak_bytes: int
+    eager_peak_bytes: int | None  # None: the eager step was not run
+    predicted_slowdown: float
+    slowdown: float | None  # median over pairs of steps; None without eager steps
+    step_s: float  # of the planned step
+    pairs: int
+    budget_bytes: int | None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the measured peak is within the budget."""
+        return self.budget_bytes is None or self.peak_bytes <= self.budget_bytes
+
+    def to_json(self) -> str:
+        fields = dataclasses.asdict(self) | {"fits": self.fits}
+        return json.dumps({"format": "memfit.profile", "version": 1} | fields, indent=2)
+
+    def __str__(self) -> str:
+        eager = "" if self.eager_peak_bytes is None else f", eager {format_bytes(self.eager_peak_bytes)}"
+        error = self.predicted_peak_bytes / self.peak_bytes - 1
+        lines = [
+            f"{self.model}: peak {format_bytes(self.peak_bytes)} (predicted {format_bytes(self.predicted_peak_bytes)}, "
+            f"{error:+.2%}{eager})"
+        ]
+        if self.slowdown is not None:
+            lines.append(
+                f"  time {self.slowdown:+.1%} against eager (predicted {self.predicted_slowdown:+.1%}), "
+                f"median of {self.pairs} pairs, {self.step_s:.3f} s a step"
+            )
+        if self.budget_bytes is not None:
+            lines.append(f"  {'within' if self.fits else 'OVER'} the budget of {format_bytes(self.budget_bytes)}")
+        return "\n".join(lines)
+
+
+def profile(
+    model: nn.Module,
+    plan: Plan,
+    sample: Any,
+    *,
+    pairs: int = 5,
+    eager: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> Profile:
+    """Run planned and eager steps in turns and measure; the model stays as it is.
+
+    `eager=False` runs planned steps alone, where the eager step does not fit. The optimizer's step is not run:
+    a plan that includes one is compared without it.
+    """
+    if pairs < 1:
+        raise InvalidInput(f"at least one pair of steps is needed, {pairs} was given")
+    example = Sample.of(sample)
+    with removed(model), nothing_remains(model):
+        eager_peak = _peak(model, example, plan) if eager else None
+        apply(plan, model, sample)
+        planned_forward = model.__dict__["forward"]
+        try:
+            step(model, example, seed=0, backward_from=plan.backward_from)
+            peak_bytes = _peak(model, example, plan)
+        finally:
+            remove(model)
+        times: list[tuple[float, float]] = []
+        for number in range(pairs):
+            times.append(_pair(model, example, plan, planned_forward, eager=eager, swap=bool(number % 2)))
+            if progress is not None:
+                progress(number + 1, pairs)
+    return Profile(
+        model=type(model).__name__,
+        predicted_peak_bytes=plan.peak_bytes,
+        peak_bytes=peak_bytes,
+        eager_peak_bytes=eager_peak,
+        predicted_slowdown=plan.slowdown,
+        slowdown=statistics.median(planned / plain for planned, plain in times) - 1 if eager else None,
+        step_s=statistics.median(planned for planned, _ in times),
+        pairs=pairs,
+        budget_bytes=plan.budget_bytes,
+    )
+
+
+def _peak(model: nn.Module, example: Sample, plan: Plan) -> int:
+    for parameter in model.parameters():
+        parameter.grad = None
+
+    def run() -> None:
+        step(model, example, seed=0, backward_from=plan.backward_from)
+
+    return measure_peak(run, resident=[model, example.args, dict(example.kwargs)]).peak_bytes
+
+
+def _pair(
+    model: nn.Module, example: Sample, plan: Plan, planned_forward: Any, *, eager: bool, swap: bool
+) -> tuple[float, float]:
+    """Seconds of a planned and an eager step, in either order."""
+    seconds = {}
+    for planned in (swap, not swap):
+        if not planned and not eager:
+            continue
+        if planned:
+            model.__dict__["forward"] = planned_forward
+        try:
+            seconds[planned] = _seconds(lambda: step(model, example, seed=0, backward_from=plan.backward_from), model)
+        finally:
+            remove(model)
+    return seconds[True], seconds.get(False, seconds[True])
+
+
+def _seconds(run: Callable[[], Any], model: nn.Module) -> float:
+    on_cuda = any(parameter.is_cuda for parameter in model.parameters())
+    if on_cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    run()
+    if on_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - start

@@ -1,0 +1,89 @@
+"""Makes the captured calls of one model: the planned one, and those of other shapes as they come.
+
+Note [Other shapes]
+    A call of another shape than the plan's is captured anew. If it has the same operations and the plan's
+    decisions keep it within the budget, they serve it too; otherwise it is planned under the same budget.
+"""
+
+import dataclasses
+import warnings
+from typing import Any
+
+from torch import nn
+
+from memfit.capture.lower import lower
+from memfit.capture.sample import Sample
+from memfit.capture.trace import Joint
+from memfit.errors import CaptureError, InvalidFile
+from memfit.execute.compiled import CompiledCall
+from memfit.pipeline import Prepared, Recipe, make_plan, make_planner, planned_graph, prepare, traced_for
+from memfit.plan.plan import Plan
+from memfit.plan.validate import check_program
+
+
+@dataclasses.dataclass
+class Runner:
+    """What a planned forward asks for when a new kind of call comes."""
+
+    recipe: Recipe
+    plan: Plan | None = None  # None: made at the first call
+    matched: bool = False  # whether a call that the plan is for has come
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
+        example = Sample(args, kwargs)
+        with traced_for(model, example, self.recipe, with_hooks=False) as joint:
+            _check_equal_to_eager(type(model).__name__, joint)
+            if self.recipe.is_unplanned:
+                return CompiledCall(joint, lower(joint))
+            return self._planned(model, joint, example)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Runner":
+        return self  # what it holds does not change with the copy
+
+    def _planned(self, model: nn.Module, joint: Joint, example: Sample) -> CompiledCall:
+        if self.plan is not None:
+            graph = planned_graph(joint, self.recipe)
+            if graph.digest() == self.plan.program.graph_digest:
+                self.matched = True
+                check_program(graph, self.plan.program)
+                return CompiledCall(joint, graph, self.plan.program)
+        prepared = prepare(model, joint, example, self.recipe, extended=self.plan is not None)
+        if self.plan is not None and self._still_fits(prepared):
+            return CompiledCall(joint, prepared.graph, self.plan.program)
+        made = make_plan(model, example, make_planner(model, prepared, self.recipe), prepared, self.recipe)
+        if self.plan is None:
+            self.plan, self.matched = made, True
+            self.recipe = dataclasses.replace(self.recipe, budget=made.budget_bytes, report=None, progress=None)
+        return CompiledCall(joint, prepared.graph, made.program)
+
+    def _still_fits(self, prepared: Prepared) -> bool:
+        """Whether the plan's decisions serve a call of another shape: same operations, peak within the budget."""
+        assert self.plan is not None
+        try:
+            check_program(prepared.graph, self.plan.program)
+        except InvalidFile:
+            return False
+        limit = self.recipe.budget
+        return isinstance(limit, int) and prepared.peak_bytes(self.plan.program) <= limit
+
+
+def _check_equal_to_eager(name: str, joint: Joint) -> None:
+    """Refuse what would not compute what the eager run computes, or warn where that is not certain."""
+    if joint.cast_anew:
+        raise CaptureError(
+            f"{name} uses {', '.join(joint.cast_anew)} more than once under autocast, which casts a parameter once "
+            "and keeps the cast, while the captured graph would cast it at every use and round differently; use "
+            "torch.autocast(..., cache_enabled=False), under which both do the same"
+        )
+    if joint.changed_attributes:
+        warnings.warn(
+            f"the forward of {name} changes {', '.join(joint.changed_attributes)}, which the captured call does not "
+            "do again; keep what must change in buffers, and draw random numbers with torch",
+            stacklevel=2,
+        )
+    if joint.avoided_values:
+        warnings.warn(
+            f"the forward of {name} looks at values of the batch; it was captured the way its library offers for "
+            "traces, which may round differently from the eager run",
+            stacklevel=2,
+        )
