@@ -132,9 +132,7 @@ def traced_for(
     model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool = True
 ) -> contextlib.AbstractContextManager[Joint]:
     """Trace as a recipe wants it."""
-    return traced(
-        model, sample, backward_from=recipe.backward_from, outputs=recipe.outputs, with_hooks=with_hooks
-    )
+    return traced(model, sample, backward_from=recipe.backward_from, outputs=recipe.outputs, with_hooks=with_hooks)
 
 
 def planned_graph(joint: Joint, recipe: Recipe) -> Graph:
@@ -144,9 +142,7 @@ def planned_graph(joint: Joint, recipe: Recipe) -> Graph:
     return handed_out_together(lower(joint))
 
 
-def prepare(
-    model: nn.Module, joint: Joint, sample: Sample, recipe: Recipe, *, extended: bool = False
-) -> Prepared:
+def prepare(model: nn.Module, joint: Joint, sample: Sample, recipe: Recipe, *, extended: bool = False) -> Prepared:
     """Lower a traced call and measure what its operations cost. `extended`: `planned_graph` was called before."""
     start = time.monotonic()
     rewrites = recipe.rewrites
@@ -218,9 +214,7 @@ def solve(planner: Planner, prepared: Prepared, recipe: Recipe) -> tuple[Solutio
         raise _infeasible(planner, prepared, recipe, limit) from None
 
 
-def make_plan(
-    model: nn.Module, sample: Sample, planner: Planner, prepared: Prepared, recipe: Recipe
-) -> Plan:
+def make_plan(model: nn.Module, sample: Sample, planner: Planner, prepared: Prepared, recipe: Recipe) -> Plan:
     """Solve, and write down what was found and what is known about it."""
     start = time.monotonic()
     solution, limit = solve(planner, prepared, recipe)
@@ -373,7 +367,10 @@ def granularity_bytes(model: nn.Module, target: Device | None) -> int:
 
 
 def _is_fake(model: nn.Module, sample: Sample) -> bool:
-    return _torch.detect_fake_mode([*model.parameters(), *sample.tensors()]) is not None
+    # Not by `detect_fake_mode`: it also finds the mode that is on while a call is traced.
+    return any(
+        isinstance(each, _torch.FakeTensor) for each in (*model.parameters(), *model.buffers(), *sample.tensors())
+    )
 
 
 def model_digest(model: nn.Module) -> str:
