@@ -17,6 +17,8 @@
     Operators run without being recorded for autograd, with grad mode left on.
 `tracing_flags` rests on `torch.compiler._is_compiling_flag`
     Libraries ask it before they look at values.
+`keeps_graph` rests on `_get_current_graph_task_keep_graph`
+    Inside a backward pass: whether its caller keeps the graph for another one.
 `plain_function` rests on `OpOverload._op`
     The operator without the Python wrapper around it.
 `memory_events` rests on `profile.kineto_results`
@@ -68,6 +70,7 @@ __all__ = [
     "detect_fake_mode",
     "eager_dispatch",
     "export_joint",
+    "keeps_graph",
     "memory_events",
     "no_modes",
     "plain_function",
@@ -77,6 +80,7 @@ __all__ = [
 
 annotation = torch.fx.traceback.annotate
 below_autograd = torch._C._AutoDispatchBelowAutograd
+keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 def export_joint(

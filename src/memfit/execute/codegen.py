@@ -4,6 +4,7 @@ The function takes its arguments in a list and empties it, and drops every value
 use, so that memory is freed exactly where the graph says. Operators are bound as locals.
 """
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -74,6 +75,9 @@ class _Writer:
         if node.op == "get_attr":
             return self._constant(getattr(node.graph.owning_module, str(node.target)))
         target: Any = node.target
+        if target is operator.getitem:
+            source, index = node.args
+            return f"{self._value(source)}[{self._value(index)}]"
         if node.meta.get(OVERWRITES):
             target = in_place_form(target)
         arguments = [self._value(arg) for arg in node.args]

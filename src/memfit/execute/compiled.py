@@ -9,18 +9,19 @@ from memfit import _torch
 from memfit.capture.trace import Joint
 from memfit.errors import ExecutionError
 from memfit.execute.codegen import generate
-from memfit.execute.partition import eager_partition
-from memfit.ir import Graph
+from memfit.execute.partition import planned_partition, unplanned_program
+from memfit.ir import Graph, Program
 
 
 class CompiledCall:
     """Runs a captured forward; gradients flow through the captured backward."""
 
-    def __init__(self, joint: Joint, graph: Graph) -> None:
+    def __init__(self, joint: Joint, graph: Graph, program: Program | None = None) -> None:
+        """Compile a traced call to run `program`; without one, to run as the eager model does."""
         self._template = joint.template
         self._differentiated = joint.differentiated
         self._guarded = joint.undifferentiated
-        self._run = _compile(joint, graph)
+        self._run = _compile(joint, graph, program or unplanned_program(graph))
 
     def __call__(self, states: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Any:
         """Run on the current parameters and buffers (`states`) and the call's arguments."""
@@ -32,8 +33,9 @@ class CompiledCall:
         return self._template.rebuild(tensors)
 
 
-def _compile(joint: Joint, graph: Graph) -> Callable[..., Any]:
-    return _torch.compile_joint(joint.export, eager_partition(graph), lambda module: generate(module.graph))
+def _compile(joint: Joint, graph: Graph, program: Program) -> Callable[..., Any]:
+    partition = planned_partition(graph, program)
+    return _torch.compile_joint(joint.export, partition, lambda module: generate(module.graph))
 
 
 class _NotDifferentiated(torch.autograd.Function):
