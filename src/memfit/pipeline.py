@@ -191,12 +191,11 @@ def make_planner(model: nn.Module, prepared: Prepared, recipe: Recipe) -> Planne
         prepared.costs,
         optimizer=prepared.optimizer,
         granularity_bytes=prepared.granularity_bytes,
+        runs_again="recompute" in recipe.allow,
     )
     modules = dict(model.named_modules())
     dropped = selected_values(problem, recipe.recompute, modules, "recompute")
-    kept = selected_values(problem, recipe.keep, modules, "keep") & ~dropped
-    if "recompute" not in recipe.allow:
-        kept |= problem.every_value
+    kept = selected_values(problem, recipe.keep, modules, "keep") & ~dropped | problem.not_made_again
     return Planner(problem, kept=kept, dropped=dropped)
 
 

@@ -70,7 +70,7 @@ class Expander:
                 live |= _made(again)
             live &= wanted[place]
             way = turn.ways[0]
-            if way.needs & ~live and len(turn.ways) > 1:
+            if len(turn.ways) > 1:
                 way = self._cheapest(turn.ways, live, {})
             missing = way.needs & ~live
             if missing:
@@ -150,10 +150,10 @@ class Expander:
     def _cost(self, missing: int, live: int, costs: dict[int, float]) -> float:
         """About what it takes to have `missing`; shared parts are counted twice."""
         problem = self._problem
-        for number in numbers(self._ancestors(missing, live, costs)):  # makers come before what they make
-            ways = [] if number in problem.packers else problem.makers[number]
+        for number in numbers(self._ancestors(missing, live, costs)):  # what is read has a lower number
+            ways = problem.makers[number]  # none for packed forms: if not live they are not to be had
             costs[number] = min(
-                (way.time_us + sum(costs[each] for each in numbers(way.needs & ~live)) for way in ways),
+                (way.time_us + sum(costs.get(each, _IMPOSSIBLE) for each in numbers(way.needs & ~live)) for way in ways),
                 default=_IMPOSSIBLE,
             )
         return sum(costs[number] for number in numbers(missing))

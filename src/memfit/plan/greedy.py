@@ -37,6 +37,7 @@ class _Greedy:
         self._expander = Expander(problem)
         self._wanted = everything_kept(problem)
         self._readers = _readers(problem)
+        self._forms = _smallest_forms(problem)
         for number in numbers(dropped):
             self._drop(number, 0)
 
@@ -77,17 +78,48 @@ class _Greedy:
 
     def _price(self, number: int, place: int) -> float:
         """Microseconds per byte of making a value again when it is next read."""
+        problem = self._problem
         readers = self._readers[number]
         next_read = next((each for each in readers if each >= place), place)
-        cost = self._expander.cost(1 << number, self._wanted[next_read] & ~(1 << number))
-        return cost / self._problem.sizes[number]
+        live = self._wanted[next_read] & ~(1 << number)
+        price = self._expander.cost(1 << number, live) / problem.sizes[number]
+        packed = self._forms.get(number)
+        if packed is None or self._is_read_before(number, place):
+            return price
+        saved_bytes = problem.sizes[number] - problem.sizes[packed]
+        if saved_bytes <= 0:
+            return price
+        packed_us = problem.packers[packed].time_us + self._expander.cost(1 << number, live | 1 << packed)
+        return min(price, packed_us / saved_bytes)
+
+    def _is_read_before(self, number: int, place: int) -> bool:
+        return any(each < place for each in self._readers[number])
 
     def _drop(self, number: int, place: int) -> None:
         readers = self._readers[number]
         first = max((each + 1 for each in readers if each < place), default=0)
         last = next((each for each in readers if each >= place), len(self._wanted) - 1)
+        live = self._wanted[last] & ~(1 << number)
+        packed = self._forms.get(number) if first == 0 else None
+        if packed is not None and self._packing_pays(number, packed, live):
+            for each in range(readers[-1] + 1 if readers else 0):
+                self._wanted[each] |= 1 << packed
         for each in range(first, last + 1):
             self._wanted[each] &= ~(1 << number)
+
+    def _packing_pays(self, number: int, packed: int, live: int) -> bool:
+        packed_us = self._problem.packers[packed].time_us + self._expander.cost(1 << number, live | 1 << packed)
+        return packed_us < self._expander.cost(1 << number, live)
+
+
+def _smallest_forms(problem: Problem) -> dict[int, int]:
+    """By value: the smallest packed form it can be made again from."""
+    forms: dict[int, int] = {}
+    for number, ways in enumerate(problem.makers):
+        packed = [each for way in ways for each in numbers(way.needs) if each in problem.packers]
+        if packed:
+            forms[number] = min(packed, key=lambda each: (problem.sizes[each], each))
+    return forms
 
 
 def _readers(problem: Problem) -> Sequence[list[int]]:

@@ -63,7 +63,10 @@ class Problem:
         *,
         optimizer: OptimizerMemory | None = None,
         granularity_bytes: int = 1,
+        runs_again: bool = True,
     ) -> None:
+        """`runs_again=False`: the model's own operations run once; only alternatives make values again."""
+        self._runs_again = runs_again
         self.graph = graph
         self.costs = costs
         self.optimizer = optimizer or OptimizerMemory()
@@ -71,11 +74,12 @@ class Problem:
         self.storages = _decided(graph)  # by number of a value
         self.bit = {storage: 1 << number for number, storage in enumerate(self.storages)}
         self.sizes = [self._rounded(storage) for storage in self.storages]
+        self._made_by = {each: place for place, op in enumerate(graph.operations) for each in op.outputs}
         self.makers = self._makers()
         self.packers = self._packers()
         self.forward, self.backward = self._turns()
         self.first_made, self.last_read = self._forward_lives()
-        self.rank_of = [ways[0].rank if ways else self.packers[n].rank for n, ways in enumerate(self.makers)]
+        self.rank_of = [self._rank_of(number) for number in range(len(self.storages))]
         ending = {*graph.resident, *graph.held}
         self.end_bytes = sum(map(self._rounded, ending)) + self.optimizer.state_bytes + self.optimizer.workspace_bytes
         self.written_back = self._bits(graph.written_back)
@@ -91,8 +95,9 @@ class Problem:
         return [self.graph.storages[self.storages[number]].name for number in numbers(values)]
 
     @property
-    def every_value(self) -> int:
-        return (1 << len(self.storages)) - 1
+    def not_made_again(self) -> int:
+        """Values that must be kept while they are read, because no way makes them again."""
+        return sum(1 << n for n, ways in enumerate(self.makers) if not ways and n not in self.packers)
 
     def _rounded(self, storage: int) -> int:
         size_bytes = self.graph.storages[storage].size_bytes
@@ -119,24 +124,28 @@ class Problem:
         )
 
     def _rank(self, index: int) -> int:
-        """Alternatives run where the value they make belongs."""
+        """Alternatives run where the value they make belongs, smaller forms right after what they are a form of."""
         if index < len(self.graph.operations):
             return 2 * index
-        outputs = {*self.graph.operation(index).outputs}
-        for position, operation in enumerate(self.graph.operations):
-            if outputs.intersection(operation.outputs):
-                return 2 * position
-        inputs = {*self.graph.operation(index).inputs}
-        made = [
-            place for place, operation in enumerate(self.graph.operations) if inputs.intersection(operation.outputs)
-        ]
-        return 2 * max(made, default=0) + 1
+        operation = self.graph.operation(index)
+        own = [self._made_by[each] for each in operation.outputs if each in self._made_by]
+        if own:
+            return 2 * min(own)
+        return 2 * max((self._made_by.get(each, 0) for each in operation.inputs), default=0) + 1
+
+    def _rank_of(self, number: int) -> int:
+        if number in self.packers:
+            return self.packers[number].rank
+        return self.forward[self.first_made[number]].ways[0].rank
 
     def _makers(self) -> list[list[Way]]:
         """By value: the ways to make it again, the model's own first. Packed forms cannot be made again."""
         makers: list[list[Way]] = [[] for _ in self.storages]
         packed = {storage for operation in _packing(self.graph) for storage in operation.outputs}
         for index, operation in _all_operations(self.graph):
+            is_own = index < len(self.graph.operations)
+            if is_own and not self._runs_again:
+                continue
             if operation.phase is Phase.FORWARD and not packed.intersection(operation.outputs):
                 way = self.way(index)
                 for number in numbers(way.makes):

@@ -261,10 +261,10 @@ class StagedProgram:
             program.at_least(self._there(stage, number), 1.0)
 
     def _choose(self, place: int, turn: Turn) -> list[int]:
-        own_us = turn.ways[0].time_us
-        least = min(way.time_us - own_us for way in turn.ways)
-        chosen = [self.program.variable(way.time_us - own_us - min(0.0, least)) for way in turn.ways]
+        """One variable a way of a turn, of which exactly one is 1; a faster way than the model's own has a gain."""
+        chosen = [self.program.variable(way.time_us - turn.ways[0].time_us) for way in turn.ways]
         self.program.at_least(dict.fromkeys(chosen, 1.0), 1.0)
+        self.program.at_most(dict.fromkeys(chosen, 1.0), 1.0)
         self._chosen |= {(place, index): variable for index, variable in enumerate(chosen)}
         return chosen
 
