@@ -1,5 +1,4 @@
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,15 +22,6 @@ CASE = Case(
     loss=lambda model, batch: model(batch).square().mean(),
     sample=lambda batch: (batch,),
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine take longer than these tiny steps."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @dataclasses.dataclass

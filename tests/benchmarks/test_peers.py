@@ -1,6 +1,5 @@
 import contextlib
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -26,15 +25,6 @@ def tiny() -> Subject:
         sample=lambda batch: (batch,),
     )
     return Subject.of(case)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine take longer than these tiny steps."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def test_checkpoints_of_every_size_are_measured() -> None:
