@@ -6,6 +6,7 @@ Note [Dead nodes]
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -64,6 +65,9 @@ def _described(graph: fx.Graph, kept: set[int]) -> Iterator[Site]:
             shown.add(key)
 
 
+_INHERITED = ("custom", "partitioner_tag", "autograd_backward", "seq_nr")
+
+
 class _Writer:
     """Puts nodes where all they read exists, each call once."""
 
@@ -72,6 +76,7 @@ class _Writer:
         self._places = {node: place for place, node in enumerate(graph.nodes)}
         self._last: dict[fx.Node, fx.Node] = {}  # what was put behind a node of the model's own
         self._written: dict[Any, fx.Node] = {}
+        self._layouts: dict[Any, Any] = {}  # what calls that look alike make
 
     def add(self, operator: LeanOperator, alternative: Alternative) -> fx.Node:
         args = tuple(self.add(operator, arg) if isinstance(arg, Alternative) else arg for arg in alternative.args)
@@ -90,29 +95,46 @@ class _Writer:
         self._last[anchor] = node
         self._places[node] = self._places[anchor]
         node.meta = {key: of.meta[key] for key in _INHERITED if key in of.meta}
-        node.meta["val"] = _made(alternative, args)
+        node.meta["val"] = self._made(alternative, args)
         node.meta[TECHNIQUE] = operator.name
         node.meta |= {FORM_OF: (of, alternative.form)} if alternative.form else {REMAKES: of}
         return node
 
+    def _made(self, alternative: Alternative, args: tuple[Any, ...]) -> Any:
+        """What a call makes, without memory. Functions are run once for all calls that look alike."""
+        values = pytree.tree_map_only(fx.Node, lambda node: node.meta["val"], args)
+        key = (alternative.function, repr(pytree.tree_map_only(torch.Tensor, _layout, values)))
+        mode = _torch.detect_fake_mode(values)
+        with torch.no_grad(), mode or contextlib.nullcontext():
+            if key not in self._layouts:
+                made = alternative.function(*values)
+                self._layouts[key] = pytree.tree_map_only(torch.Tensor, _layout, made)
+                _check_layout(alternative, made)
+            return pytree.tree_map_only(_Layout, _Layout.empty, self._layouts[key])
 
-_INHERITED = ("custom", "partitioner_tag", "autograd_backward", "seq_nr")
 
-
-def _made(alternative: Alternative, args: tuple[Any, ...]) -> Any:
-    """What a call makes, without memory."""
-    values = pytree.tree_map_only(fx.Node, lambda node: node.meta["val"], args)
-    with torch.no_grad(), _torch.detect_fake_mode(values) or contextlib.nullcontext():
-        made = alternative.function(*values)
+def _check_layout(alternative: Alternative, made: Any) -> None:
     expected = alternative.of.meta["val"]
     if not alternative.form and [_layout(each) for each in _flat(made)] != [_layout(each) for each in _flat(expected)]:
         raise AssertionError(f"{alternative.function.__name__} makes another layout than {alternative.of.name} has")
-    return made
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Layout:
+    """A tensor without its content."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    device: torch.device
+
+    def empty(self) -> torch.Tensor:
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
 
 
 def _flat(value: Any) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.dtype, tensor.shape, tensor.stride()
+def _layout(tensor: torch.Tensor) -> _Layout:
+    return _Layout(tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
