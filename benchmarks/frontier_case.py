@@ -28,7 +28,7 @@ class Limits:
     """How much is measured, and how long it may take."""
 
     quick: bool = False
-    plan_s: float = 15.0
+    plan_s: float = 10.0  # the search; capture and measuring operators come on top
     setting_s: float = 300.0  # one setting of a peer, compiling included
 
     @property

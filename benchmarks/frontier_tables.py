@@ -58,7 +58,7 @@ def memfit_table(record: CaseRecord) -> Table:
     table = Table(title=title, title_justify="left", caption="\n".join(reasons), caption_justify="left")
     for heading in ("f", "budget\nMiB", "predicted\nMiB", "measured\nMiB", "of\npart"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for heading in ("lower\nbound", "predicted\nslowdown", "measured\nslowdown", "plan\ns"):
+    for heading in ("lower\nbound", "predicted\nslowdown", "measured\nslowdown", "gap", "plan\ns"):
         table.add_column(heading, justify="right", no_wrap=True)
     for heading in ("equal", "best peer there", "MONeT"):
         table.add_column(heading)
@@ -82,6 +82,7 @@ def _cells(record: CaseRecord, point: MemfitPoint) -> Iterator[str]:
     yield _marked(f"{seen.predicted_slowdown:+.1%}", allowed is None or seen.predicted_slowdown <= allowed)
     off = abs(seen.measured_slowdown - seen.predicted_slowdown)
     yield _marked(f"{seen.measured_slowdown:+.1%}", off <= PREDICTION_TOLERANCE)
+    yield f"{seen.gap:.1%}"
     yield _marked(f"{seen.plan_s:.1f}", seen.plan_s <= PLAN_SECONDS)
     is_near = seen.largest_difference <= LARGEST_DIFFERENCE
     yield _marked(f"{', '.join(seen.differing)} to {seen.largest_difference:.0e}" if seen.differing else "all", is_near)
