@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import operator
 import threading
 import warnings
 from collections import Counter
@@ -96,6 +97,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         name = type(subject.model).__name__
         raise explain(error, model_name=name, module=subject.module_stack.innermost) from error
     assert subject.template is not None
+    _restore_shared_results(export.graph_module.graph)
     return Joint(
         export=export,
         input_names=sample.leaf_names(),
@@ -154,6 +156,27 @@ class _Subject(nn.Module):
         return tuple(
             tensor if index in self.differentiated else tensor.detach() for index, tensor in enumerate(tensors)
         )
+
+
+def _restore_shared_results(graph: fx.Graph) -> None:
+    """Let results that the operator gives twice be one value in the trace too.
+
+    Fake tensors remember what an operator made by its arguments, and forget that two of its results are the
+    same memory: oneDNN's LSTM layer gives one gradient for both of its biases.
+    """
+    for node in graph.nodes:
+        first, second = _SHARED_RESULTS.get(node.target, (0, 0))
+        if first == second:
+            continue
+        values = list(node.meta["val"])
+        values[second] = values[first]
+        node.meta["val"] = tuple(values)
+        for user in node.users:
+            if user.target is operator.getitem and user.args[1] == second:
+                user.meta["val"] = values[first]
+
+
+_SHARED_RESULTS = {torch.ops.aten.mkldnn_rnn_layer_backward.default: (3, 4)}
 
 
 def _cast_anew(graph_module: fx.GraphModule) -> tuple[str, ...]:
