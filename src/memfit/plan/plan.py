@@ -61,6 +61,7 @@ class Plan:
     peak_bytes: int  # predicted
     unplanned_peak_bytes: int
     persistent_bytes: int  # live when the step ends, whatever the plan
+    optimizer_state_bytes: int  # part of that, and of the peaks
     floor_bytes: int  # no plan of these operations can be below
     floor_operation: str
     step_us: float  # predicted time of the unplanned step
@@ -247,7 +248,10 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 _TEXTS = ("model", "model_digest", "sample", "torch_version", "device", "outputs", "backward_from", "floor_operation")
-_NUMBERS = ("peak_bytes", "unplanned_peak_bytes", "persistent_bytes", "floor_bytes", "step_us", "extra_us", "bound_us")
+_NUMBERS = (
+    *("peak_bytes", "unplanned_peak_bytes", "persistent_bytes", "optimizer_state_bytes", "floor_bytes"),
+    *("step_us", "extra_us", "bound_us", "plan_seconds"),
+)
 
 
 def _check_types(plan: Plan) -> None:

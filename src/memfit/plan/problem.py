@@ -43,6 +43,11 @@ class Way:
     overwrites: int  # the value it may take over, 0 if none
     rank: int  # place in the forward pass, to run what is run again in that order
 
+    @property
+    def least_us(self) -> float:
+        """What it takes at best: a run that may overwrite an input may have to, or may not be able to."""
+        return min(self.time_us, self.in_place_us) if self.overwrites else self.time_us
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Turn:
@@ -83,6 +88,11 @@ class Problem:
         ending = {*graph.resident, *graph.held}
         self.end_bytes = sum(map(self._rounded, ending)) + self.optimizer.state_bytes + self.optimizer.workspace_bytes
         self.written_back = self._bits(graph.written_back)
+        self.gain_in_place_us = sum(
+            max(0.0, costs.time_us[index] - costs.in_place_us[index])
+            for index, operation in enumerate(graph.operations)
+            if operation.overwrites is None and operation.may_overwrite in self.bit
+        )
         self.own_time_us = sum(
             (costs.time_us if operation.overwrites is None else costs.in_place_us)[index]
             for index, operation in enumerate(graph.operations)

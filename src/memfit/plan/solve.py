@@ -189,7 +189,9 @@ class _Search:
         bounding = round_number == 0 or len(self._stages) * len(self._planner.links.all) < _SMALL_PROGRAM
         answer, bound_us = self._solve_stages(bounding)
         if bounding and not self._margins:
-            self._bound_us = max(self._bound_us, bound_us)
+            # What the model's own operations may gain by working in place is not in the program's costs.
+            gain_us = self._problem.gain_in_place_us - min(0.0, self._planner.unplanned.extra_us)
+            self._bound_us = max(self._bound_us, bound_us - gain_us)
         if answer is None:
             return False
         expansion = self._expanded(answer)
@@ -267,7 +269,13 @@ class _Search:
             self._say(f"{origin}: {self._share(expansion.extra_us):.2%} slower")
 
     def _honours(self, expansion: Expansion) -> bool:
-        return True
+        """Whether a plan does what the user asked for: drops what is to be dropped, makes nothing kept again."""
+        crossing = expansion.live[0] if expansion.live else 0
+        made_again = 0
+        for runs in expansion.backward:
+            for way in runs[:-1]:
+                made_again |= way.makes
+        return not crossing & self._planner.dropped and not made_again & self._planner.kept
 
     def _is_done(self) -> bool:
         if time.monotonic() >= self._end:

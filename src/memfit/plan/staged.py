@@ -80,14 +80,12 @@ class Links:
         return [self._link(way) for _, way in sorted(unique.items()) if way.makes & ~self.inside]
 
     def _link(self, way: Way) -> Link:
-        needs, time_us = way.needs, way.time_us
+        needs, time_us = way.needs, way.least_us
         operations = {way.operation}
-        if way.overwrites & self.inside:
-            time_us = way.in_place_us
         while needs & self.inside:
             number = (needs & self.inside).bit_length() - 1
-            maker = min(self.problem.makers[number], key=lambda each: each.time_us)
-            time_us += maker.in_place_us if maker.overwrites & self.inside else maker.time_us
+            maker = min(self.problem.makers[number], key=lambda each: each.least_us)
+            time_us += maker.least_us
             needs = needs & ~(1 << number) | maker.needs
             operations.add(maker.operation)
         return Link(needs, way.makes & ~self.inside, time_us, way.rank, way.operation, frozenset(operations))
