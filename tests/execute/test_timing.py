@@ -119,8 +119,9 @@ def test_the_times_of_a_step_are_no_more_than_the_time_of_running_it():
 
 def test_the_gradient_of_a_tied_parameter_takes_time_to_add_up():
     graph, times = timed(TiedLanguageModel(), torch.randint(50, (3, 7)))
-    (accumulation,) = (each.name for each in graph.operations if each.target == ACCUMULATE)
-    assert times.fresh_us[accumulation] > 0
+    accumulations = [each.name for each in graph.operations if each.target == ACCUMULATE]
+    assert accumulations
+    assert all(times.fresh_us[each] > 0 for each in accumulations)
 
 
 @pytest.mark.parametrize(
