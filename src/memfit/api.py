@@ -23,8 +23,8 @@ from memfit.pipeline import (
     EXACT,
     Budget,
     Recipe,
+    check_fractions,
     could_run_here,
-    describe_sample,
     device_of,
     frontier_recipes,
     granularity_bytes,
@@ -158,8 +158,10 @@ def apply(plan: Plan, model: nn.Module, sample: Any = None) -> nn.Module:
     """
     _check_trainable(model)
     _check_plan(plan, model)
-    runner = Runner(recipe=recipe_of(plan), plan=plan)
-    return _attached(model, runner, None if sample is None else Sample.of(sample), must_match=True)
+    runner = Runner(recipe=recipe_of(plan), plan=plan, only_the_plan=sample is not None)
+    model = _attached(model, runner, None if sample is None else Sample.of(sample))
+    runner.only_the_plan = False
+    return model
 
 
 def fit(
@@ -230,6 +232,7 @@ def frontier(
     planner serve all points; `time_limit` is for all of them together.
     """
     _check_model(model)
+    check_fractions(fractions)
     recipe = _recipe(
         budget="smallest",
         optimizer=optimizer,
@@ -257,17 +260,12 @@ def frontier(
     return Frontier(plans=tuple(sorted(plans, key=lambda each: -each.peak_bytes)))
 
 
-def _attached(model: nn.Module, runner: Runner, example: Sample | None, *, must_match: bool = False) -> nn.Module:
+def _attached(model: nn.Module, runner: Runner, example: Sample | None) -> nn.Module:
     planned = attach(model, runner)
     if example is None:
         return model
     try:
         planned.capture(example.args, dict(example.kwargs))
-        if must_match and not runner.matched:
-            planned_for = "" if runner.plan is None else runner.plan.sample
-            raise InvalidFile(
-                f"the plan was made for {planned_for}, the sample is {describe_sample(example)}; plan again for it"
-            )
     except BaseException:
         remove(model)
         raise

@@ -23,7 +23,7 @@ from memfit.execute.timing import operation_times
 from memfit.ir import Graph, Operation, OptimizerMemory, Program
 from memfit.measure.cost import OperatorCost
 from memfit.measure.devices import CUDA_GRANULARITY_BYTES, Device
-from memfit.measure.optimizer import OptimizerLike, optimizer_memory, optimizer_name
+from memfit.measure.optimizer import OptimizerLike, is_optimizer_name, optimizer_memory, optimizer_name
 from memfit.measure.probe import Progress, measured_costs
 from memfit.measure.roofline import roofline_times
 from memfit.plan.expand import program_of
@@ -74,9 +74,7 @@ class Recipe:
         return tuple(each for each in self.allow if each == "chunk")
 
     def __post_init__(self) -> None:
-        unknown = [each for each in self.allow if each not in TECHNIQUES]
-        if unknown:
-            raise InvalidInput(f"unknown technique {unknown[0]!r}; known are {', '.join(map(repr, TECHNIQUES))}")
+        check_techniques(self.allow)
         check_budget(self.budget)
 
 
@@ -109,6 +107,14 @@ class Prepared:
         return sum(self.graph.storages[each].size_bytes for each in ending) + self.optimizer.state_bytes
 
 
+def check_techniques(names: Sequence[str]) -> None:
+    """Refuse a technique that does not exist, and say what the others mean."""
+    unknown = [each for each in names if each not in TECHNIQUES]
+    if unknown:
+        known = "; ".join(f"{name!r} ({meaning})" for name, meaning in TECHNIQUES.items())
+        raise InvalidInput(f"unknown technique {unknown[0]!r}; known are {known}")
+
+
 def check_budget(budget: Budget) -> None:
     """Refuse what cannot be a budget before anything is captured."""
     if budget is None or budget == "smallest":
@@ -118,6 +124,13 @@ def check_budget(budget: Budget) -> None:
             raise InvalidBudget(f"a budget is a positive number of bytes or a fraction up to 1, {budget!r} was given")
         return
     parse_bytes(budget)
+
+
+def check_fractions(fractions: Sequence[float]) -> None:
+    """Refuse what cannot be a part of the activations."""
+    for fraction in fractions:
+        if not 0 < fraction <= 1:
+            raise InvalidBudget(f"a fraction of the activation part is above 0 and at most 1, {fraction!r} was given")
 
 
 def budget_bytes(budget: Budget, unplanned_peak_bytes: int) -> int:
@@ -204,13 +217,27 @@ def solve(planner: Planner, prepared: Prepared, recipe: Recipe) -> tuple[Solutio
     if recipe.budget is None:
         return planner.by_hand(), None
     if recipe.budget == "smallest":
-        solution = planner.smallest(time_limit_s=recipe.time_limit_s)
-        return solution, prepared.peak_bytes(program_of(planner.problem, solution.expansion))
+        return _smallest(planner, prepared, recipe)
     limit = budget_bytes(recipe.budget, prepared.unplanned_peak_bytes)
     try:
         return planner.solve(limit, time_limit_s=recipe.time_limit_s, report=recipe.report), limit
     except InfeasibleBudget:
-        raise _infeasible(planner, prepared, recipe, limit) from None
+        smallest, smallest_bytes = _smallest(planner, prepared, recipe)
+        if smallest_bytes <= limit:
+            return smallest, limit
+        raise _infeasible(planner, recipe, limit, smallest, smallest_bytes) from None
+
+
+def _smallest(planner: Planner, prepared: Prepared, recipe: Recipe) -> tuple[Solution, int]:
+    """The lowest peak that can be found, and then the fastest plan of that peak."""
+    lowest = planner.smallest(time_limit_s=recipe.time_limit_s)
+    simulated_bytes = prepared.peak_bytes(program_of(planner.problem, lowest.expansion))
+    limit = max(simulated_bytes, lowest.expansion.peak_bytes)  # the search counts small values a little longer
+    planner.found.append(lowest.expansion)  # a start for the search
+    try:
+        return planner.solve(limit, time_limit_s=recipe.time_limit_s, report=recipe.report), limit
+    except InfeasibleBudget:  # what was asked for by hand has no plan under the unplanned peak
+        return lowest, limit
 
 
 def make_plan(model: nn.Module, sample: Sample, planner: Planner, prepared: Prepared, recipe: Recipe) -> Plan:
@@ -234,6 +261,7 @@ def make_plan(model: nn.Module, sample: Sample, planner: Planner, prepared: Prep
         peak_bytes=prepared.peak_bytes(program),
         unplanned_peak_bytes=prepared.unplanned_peak_bytes,
         persistent_bytes=prepared.persistent_bytes,
+        optimizer_state_bytes=prepared.optimizer.state_bytes,
         floor_bytes=planner.floor_bytes(),
         floor_operation=floor_name(planner),
         step_us=planner.problem.own_time_us,
@@ -249,8 +277,11 @@ def make_plan(model: nn.Module, sample: Sample, planner: Planner, prepared: Prep
 
 def recipe_of(plan: Plan) -> Recipe:
     """What a plan was made by, as far as it is written down."""
+    named = plan.optimizer if is_optimizer_name(plan.optimizer) else None
+    limit = plan.budget_bytes if plan.budget_bytes is not None else plan.peak_bytes
     return Recipe(
-        budget=plan.budget_bytes if plan.budget_bytes is not None else plan.peak_bytes,
+        budget=limit if named else limit - plan.optimizer_state_bytes,  # what cannot be named cannot be counted again
+        optimizer=named,
         allow=plan.allow,
         outputs=plan.outputs,
         backward_from=plan.backward_from,
@@ -261,8 +292,6 @@ def frontier_recipes(recipe: Recipe, prepared: Prepared, fractions: Sequence[flo
     """One recipe a point of the curve, biggest budget first: what is found at one is a start for the next."""
     part_bytes = prepared.unplanned_peak_bytes - prepared.persistent_bytes
     for fraction in sorted(fractions, reverse=True):
-        if not 0 < fraction <= 1:
-            raise InvalidBudget(f"a fraction of the activation part is between 0 and 1, {fraction!r} was given")
         yield dataclasses.replace(recipe, budget=prepared.persistent_bytes + int(fraction * part_bytes))
     yield dataclasses.replace(recipe, budget="smallest")
 
@@ -276,9 +305,9 @@ def floor_name(planner: Planner) -> str:
     return f"{operation.target} in {operation.module}" if operation.module else operation.target
 
 
-def _infeasible(planner: Planner, prepared: Prepared, recipe: Recipe, limit: int) -> InfeasibleBudget:
-    smallest = planner.smallest(time_limit_s=recipe.time_limit_s)
-    smallest_bytes = prepared.peak_bytes(program_of(planner.problem, smallest.expansion))
+def _infeasible(
+    planner: Planner, recipe: Recipe, limit: int, smallest: Solution, smallest_bytes: int
+) -> InfeasibleBudget:
     share = smallest.expansion.extra_us / planner.problem.own_time_us
     lowering = ", ".join(repr(each) for each in TECHNIQUES if each not in recipe.allow)
     return InfeasibleBudget(
@@ -379,9 +408,9 @@ def model_digest(model: nn.Module) -> str:
 
 
 def describe_states(model: nn.Module) -> list[str]:
-    """Names, dtypes and shapes of all parameters and buffers."""
+    """Names, dtypes and shapes of all parameters and buffers, and which are trained."""
     states = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    return [f"{name}: {_described(state)}" for name, state in states]
+    return [f"{name}: {_described(state)}{' trained' if state.requires_grad else ''}" for name, state in states]
 
 
 def describe_sample(sample: Sample) -> str:
@@ -389,7 +418,8 @@ def describe_sample(sample: Sample) -> str:
     leaves = [each for each in _leaves(sample) if isinstance(each, torch.Tensor)]
     names = sample.leaf_names()
     tensors = [name for name, leaf in zip(names, _leaves(sample), strict=True) if isinstance(leaf, torch.Tensor)]
-    return ", ".join(f"{name}: {_described(leaf)}" for name, leaf in zip(tensors, leaves, strict=True))
+    named = zip(tensors, leaves, strict=True)
+    return ", ".join(_described(leaf) if name.isdigit() else f"{name}: {_described(leaf)}" for name, leaf in named)
 
 
 def _leaves(sample: Sample) -> list[Any]:

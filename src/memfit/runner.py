@@ -16,7 +16,16 @@ from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint
 from memfit.errors import CaptureError, InvalidFile
 from memfit.execute.compiled import CompiledCall
-from memfit.pipeline import Prepared, Recipe, make_plan, make_planner, planned_graph, prepare, traced_for
+from memfit.pipeline import (
+    Prepared,
+    Recipe,
+    describe_sample,
+    make_plan,
+    make_planner,
+    planned_graph,
+    prepare,
+    traced_for,
+)
 from memfit.plan.plan import Plan
 from memfit.plan.validate import check_program
 
@@ -27,7 +36,7 @@ class Runner:
 
     recipe: Recipe
     plan: Plan | None = None  # None: made at the first call
-    matched: bool = False  # whether a call that the plan is for has come
+    only_the_plan: bool = False  # refuse a call that the plan is not for
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
         example = Sample(args, kwargs)
@@ -44,15 +53,16 @@ class Runner:
         if self.plan is not None:
             graph = planned_graph(joint, self.recipe)
             if graph.digest() == self.plan.program.graph_digest:
-                self.matched = True
                 check_program(graph, self.plan.program)
                 return CompiledCall(joint, graph, self.plan.program)
+            if self.only_the_plan:
+                raise InvalidFile(_other_call(self.plan, example))
         prepared = prepare(model, joint, example, self.recipe, extended=self.plan is not None)
         if self.plan is not None and self._still_fits(prepared):
             return CompiledCall(joint, prepared.graph, self.plan.program)
         made = make_plan(model, example, make_planner(model, prepared, self.recipe), prepared, self.recipe)
         if self.plan is None:
-            self.plan, self.matched = made, True
+            self.plan = made
             self.recipe = dataclasses.replace(self.recipe, budget=made.budget_bytes, report=None, progress=None)
         return CompiledCall(joint, prepared.graph, made.program)
 
@@ -65,6 +75,16 @@ class Runner:
             return False
         limit = self.recipe.budget
         return isinstance(limit, int) and prepared.peak_bytes(self.plan.program) <= limit
+
+
+def _other_call(plan: Plan, example: Sample) -> str:
+    found = describe_sample(example)
+    if found != plan.sample:
+        return f"the plan was made for the sample {plan.sample}, the sample is {found}; plan again for it"
+    return (
+        f"the plan was made for another computation: on the same sample this {plan.model} runs other operations than "
+        "when it was planned (its code, options, modes of its parts, autocast or torch's version differ); plan again"
+    )
 
 
 def _check_equal_to_eager(name: str, joint: Joint) -> None:

@@ -107,6 +107,11 @@ def check_optimizer(optimizer: OptimizerLike | None) -> None:
         )
 
 
+def is_optimizer_name(name: str | None) -> bool:
+    """Whether an optimizer can be named so."""
+    return name is not None and name.lower() in _BY_NAME
+
+
 def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
     empty = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device)
     return nn.Parameter(empty, requires_grad=parameter.requires_grad)
