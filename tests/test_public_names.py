@@ -6,18 +6,30 @@ import memfit
 from memfit import errors
 
 PUBLIC_NAMES = [
+    "TECHNIQUES",
     "CaptureError",
+    "Check",
     "Estimate",
     "ExecutionError",
+    "Frontier",
+    "InfeasibleBudget",
     "InvalidBudget",
     "InvalidFile",
     "InvalidInput",
     "InvalidModel",
     "InvalidSample",
     "MemfitError",
+    "Plan",
+    "Profile",
     "Sample",
+    "apply",
+    "check",
     "estimate",
     "fit",
+    "frontier",
+    "plan",
+    "plan_of",
+    "profile",
     "remove",
     "without_weights",
 ]
@@ -27,7 +39,7 @@ def test_the_public_names_are_these() -> None:
     assert memfit.__all__ == PUBLIC_NAMES
 
 
-@pytest.mark.parametrize("name", PUBLIC_NAMES)
+@pytest.mark.parametrize("name", [name for name in PUBLIC_NAMES if name != "TECHNIQUES"])
 def test_every_public_name_is_documented(name: str) -> None:
     documentation = vars(memfit)[name].__doc__
     assert documentation
@@ -43,6 +55,10 @@ def test_every_error_is_public_and_has_one_base() -> None:
 def test_every_error_stands_in_the_tree_on_top_of_its_file() -> None:
     tree = errors.__doc__ or ""
     assert all(value.__name__ in tree for value in vars(errors).values() if inspect.isclass(value))
+
+
+def test_every_technique_says_what_it_does() -> None:
+    assert all(name and meaning for name, meaning in memfit.TECHNIQUES.items())
 
 
 def test_the_version_is_the_one_that_is_installed() -> None:
