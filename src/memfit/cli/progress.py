@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from memfit.plan.solve import Found
+
 
 class Display:
     """One line: what is being done, how much of it, for how long."""
@@ -20,9 +22,43 @@ class Display:
 
     def measured(self, done: int, total: int) -> None:
         """Tell how many operators have been measured."""
-        self._progress.update(
-            self._task, description="measuring operators", completed=done, total=total, count=f"{done}/{total}"
-        )
+        self._tell("measuring operators", done, total)
+
+    def ran(self, done: int, total: int) -> None:
+        """Tell how many pairs of steps have run."""
+        self._tell("running planned and eager steps", done, total)
+
+    def found(self, found: Found) -> None:
+        """Tell the best plan so far and what no plan can be below."""
+        self._progress.update(self._task, description=solving_words(found), total=None, count="")
+
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Away for a moment, so that something can be written on the same terminal."""
+        if self._progress.disable:
+            yield
+            return
+        self._progress.stop()
+        try:
+            yield
+        finally:
+            self._progress.start()
+
+    def _tell(self, description: str, done: int, total: int) -> None:
+        self._progress.update(self._task, description=description, completed=done, total=total, count=f"{done}/{total}")
+
+
+def solving_words(found: Found) -> str:
+    """The state of a search in one line.
+
+    >>> solving_words(Found(seconds=1.5, slowdown=0.064, bound=0.031, stages=7))
+    'planning: best +6.4%, bound +3.1%, 1.5 s (Ctrl-C takes the best)'
+    """
+    if found.slowdown is None:
+        return f"planning: no plan yet, bound {found.bound:+.1%}, {found.seconds:.1f} s"
+    return (
+        f"planning: best {found.slowdown:+.1%}, bound {found.bound:+.1%}, {found.seconds:.1f} s (Ctrl-C takes the best)"
+    )
 
 
 @contextlib.contextmanager

@@ -34,7 +34,11 @@ class Input:
     dtype: torch.dtype | None = None  # None: the model's
 
     def tensor(self, dtype: torch.dtype | None) -> torch.Tensor:
-        return torch.zeros(self.shape, dtype=self.dtype or dtype)
+        """Random numbers; whole ones are 0 or 1, which nearly every table of words or classes has."""
+        kind = self.dtype or dtype or torch.get_default_dtype()
+        if kind.is_floating_point or kind.is_complex:
+            return torch.randn(self.shape, dtype=kind)
+        return torch.randint(2, self.shape, dtype=kind)
 
 
 def parse_input(text: str) -> Input:

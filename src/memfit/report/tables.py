@@ -69,7 +69,7 @@ def headline(estimate: Estimate, limit: Limit | None) -> Text:
 def share_table(console: Console, part: str, rows: Sequence[Row], colours: dict[str, str] | None = None) -> Table:
     """Rows with bytes, percent and, where there is room, a bar."""
     with_bars = console.width >= _WIDTH_FOR_BARS
-    table = _table(f"At the peak, by {part}")
+    table = plain_table(f"At the peak, by {part}")
     table.add_column(part, overflow="fold")
     table.add_column("size", justify="right", no_wrap=True)
     table.add_column("share", justify="right", no_wrap=True)
@@ -85,7 +85,7 @@ def share_table(console: Console, part: str, rows: Sequence[Row], colours: dict[
 
 def value_table(console: Console, rows: Sequence[ValueRow]) -> Table:
     """The biggest values: a column for each fact, or two lines a value where that is too wide."""
-    table = _table("Biggest values at the peak")
+    table = plain_table("Biggest values at the peak")
     table.add_column("size", justify="right", no_wrap=True)
     if console.width >= _WIDTH_FOR_COLUMNS:
         for title in ("kind", "shape", "dtype", "made by", "source"):
@@ -104,7 +104,7 @@ def value_table(console: Console, rows: Sequence[ValueRow]) -> Table:
 
 def parameter_table(estimate: Estimate) -> Table:
     """How many parameters there are, and what they take."""
-    table = _table("Parameters")
+    table = plain_table("Parameters")
     table.add_column("dtype", overflow="fold")
     table.add_column("count", justify="right", no_wrap=True)
     table.add_column("size", justify="right", no_wrap=True)
@@ -118,7 +118,8 @@ def note_paragraphs(estimate: Estimate) -> Text:
     return Text("\n").join(Text.assemble(("note: ", "bold"), note) for note in breakdown.note_lines(estimate))
 
 
-def _table(title: str) -> Table:
+def plain_table(title: str) -> Table:
+    """A table without frames."""
     return Table(
         title=title,
         title_justify="left",

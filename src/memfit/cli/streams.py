@@ -1,0 +1,40 @@
+"""Where things are written: answers on stdout, everything else on stderr, files whole or not at all."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer
+
+from memfit.errors import InvalidInput
+from memfit.files import write_atomically
+
+INTERRUPTED = 130  # as shells say it
+
+
+@contextlib.contextmanager
+def only_results_on_stdout() -> Iterator[None]:
+    """What the user's modules print goes to stderr: stdout is for the answer."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C ends the command with one word."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def write_file(path: Path, text: str, *, noun: str, option: str) -> None:
+    """Write a file a user asked for."""
+    try:
+        write_atomically(path, text)
+    except OSError as error:
+        raise InvalidInput(
+            f"the {noun} could not be written to {str(path)!r} ({error.strerror or error}); give another {option} path"
+        ) from None
