@@ -257,7 +257,7 @@ def frontier(
                 continue
             if report is not None:
                 report(plans[-1])
-    return Frontier(plans=tuple(sorted(plans, key=lambda each: -each.peak_bytes)))
+    return Frontier.of(plans)
 
 
 def _attached(model: nn.Module, runner: Runner, example: Sample | None) -> nn.Module:

@@ -2,8 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Self
 
 from memfit.plan.plan import Plan
 from memfit.units import format_bytes
@@ -14,9 +14,20 @@ VERSION = 1
 
 @dataclasses.dataclass(frozen=True)
 class Frontier:
-    """Plans of one step at several budgets, highest peak first."""
+    """Plans of one step at several budgets, biggest budget first: the smaller the budget, the slower."""
 
     plans: tuple[Plan, ...]
+
+    @classmethod
+    def of(cls, plans: Iterable[Plan]) -> Self:
+        """The curve through some plans: a plan of a smaller budget that is faster serves the bigger budget too."""
+        curve: list[Plan] = []
+        for plan in sorted(plans, key=lambda each: each.budget_bytes or each.peak_bytes):
+            if curve and curve[-1].extra_us < plan.extra_us:
+                known = {"budget_bytes": plan.budget_bytes, "bound_us": min(plan.bound_us, curve[-1].extra_us)}
+                plan = dataclasses.replace(curve[-1], **known)
+            curve.append(plan)
+        return cls(tuple(reversed(curve)))
 
     def __iter__(self) -> Iterator[Plan]:
         return iter(self.plans)

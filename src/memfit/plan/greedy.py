@@ -6,6 +6,7 @@ their next use after it. What it looks at is the area over the budget: single mo
 stick. Its plans are 1.5 to 3 times as slow as those of the staged program, and are there in an instant.
 """
 
+import math
 from collections.abc import Sequence
 
 from memfit.plan.expand import Expander, Expansion
@@ -61,8 +62,8 @@ class _Greedy:
         turn = self._problem.backward[place]
         candidates = sorted((self._price(number, place), number) for number in numbers(live & ~turn.ways[0].needs))
         freed_bytes = 0
-        for _, number in candidates:
-            if freed_bytes >= excess_bytes:
+        for price, number in candidates:
+            if freed_bytes >= excess_bytes or price == math.inf:  # nothing makes a packed form again
                 break
             self._drop(number, place)
             freed_bytes += self._problem.sizes[number]

@@ -28,6 +28,7 @@ _FIRST_STAGES = 6
 _MOST_ROUNDS = 30
 _CLOSE_ENOUGH = 0.02  # of the bound, plus a tenth of a point of the step's time: then the search ends
 _SMALL_PROGRAM = 1500  # stages times ways: below, every round's bound holds for all schedules
+_CLOSE_TO_SMALLEST = 0.015  # of the room above the floor: then no smaller budget is tried
 _HORIZON_SHARE = 0.2  # of the forward pass: how far back a stage may start making values again
 
 
@@ -96,22 +97,26 @@ class Planner:
         return solution
 
     def smallest(self, *, time_limit_s: float = 10.0) -> Solution:
-        """A plan whose peak is as low as can be found."""
-        floor_bytes = self.floor_bytes()
-        room_bytes = max(0, self.unplanned.peak_bytes - floor_bytes)
+        """A plan whose peak is as low as can be found: between what failed and what was found the middle is tried."""
+        floor_bytes = failed_bytes = self.floor_bytes()
+        found_bytes = max(floor_bytes, self.unplanned.peak_bytes)
+        close_bytes = int(_CLOSE_TO_SMALLEST * (found_bytes - floor_bytes))
         end = time.monotonic() + time_limit_s
         best: Solution | None = None
-        for share in (0.5, 0.25, 0.12, 0.06, 0.03, 0.015, 0.0):
-            target_bytes = floor_bytes + int(share * room_bytes)
-            if best is not None and best.expansion.peak_bytes <= target_bytes:
-                continue
+        while found_bytes > floor_bytes and (best is None or time.monotonic() < end):
+            target_bytes = (failed_bytes + found_bytes) // 2
+            if found_bytes - failed_bytes <= close_bytes:
+                if failed_bytes > floor_bytes:
+                    break
+                target_bytes = floor_bytes
             remaining_s = end - time.monotonic()
-            if best is not None and remaining_s <= 0:
-                break
             found = _Search(self, target_bytes, max(0.5, remaining_s / 3), None, any_will_do=True).run()
-            if found is None:
+            if found is not None:
+                best, found_bytes = found, found.expansion.peak_bytes
+            elif target_bytes == failed_bytes:
                 break
-            best = found
+            else:
+                failed_bytes = target_bytes
         return best or self.unplanned_solution()
 
     def by_hand(self) -> Solution:
