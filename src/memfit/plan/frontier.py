@@ -24,8 +24,8 @@ class Frontier:
         curve: list[Plan] = []
         for plan in sorted(plans, key=lambda each: each.budget_bytes or each.peak_bytes):
             if curve and curve[-1].extra_us < plan.extra_us:
-                known = {"budget_bytes": plan.budget_bytes, "bound_us": min(plan.bound_us, curve[-1].extra_us)}
-                plan = dataclasses.replace(curve[-1], **known)
+                bound_us = min(plan.bound_us, curve[-1].extra_us)
+                plan = dataclasses.replace(curve[-1], budget_bytes=plan.budget_bytes, bound_us=bound_us)
             curve.append(plan)
         return cls(tuple(reversed(curve)))
 
