@@ -111,7 +111,6 @@ def test_so_is_one_that_works_in_place(choice: tuple[Case, list[int], dict[int, 
     check(*choice)
 
 
-@pytest.mark.xfail(strict=True, reason="new values of buffers are never freed, and count in the first backward turn")
 @settings(phases=[hypothesis.Phase.generate])
 @given(choices(Features(buffers=True)))
 def test_so_is_one_with_buffers(choice: tuple[Case, list[int], dict[int, int]]) -> None:
@@ -248,7 +247,6 @@ def test_an_operation_whose_other_output_is_held_can_run_again() -> None:
     check(case, [0], {})
 
 
-@pytest.mark.xfail(strict=True, reason="the level counts a tangent as overwritten, the program does not overwrite it")
 def test_a_tangent_is_not_overwritten() -> None:
     case = case_of(
         {
@@ -268,7 +266,6 @@ def test_a_tangent_is_not_overwritten() -> None:
     check(case, [0], {})
 
 
-@pytest.mark.xfail(strict=True, reason="the model's own in-place run over a gradient is charged as one out of place")
 def test_the_eager_run_takes_nothing_extra_if_it_overwrites_a_gradient() -> None:
     case = case_of(
         {"x": (A, Kind.BATCH), "out": (A, Kind.OUTPUT), "g": (A, Kind.TEMPORARY), "grad": (A, Kind.GRADIENT)},

@@ -111,7 +111,6 @@ def test_plans_of_small_models_are_the_best_there_are(name: str) -> None:
     check(HANDMADE[name])
 
 
-@pytest.mark.xfail(strict=True, reason="the way of a turn that the program chose is not the one that is run")
 def test_plans_with_lean_ways_are_the_best_there_are() -> None:
     check(HANDMADE["masked"])
 
@@ -134,21 +133,18 @@ def test_so_they_are_with_several_outputs_and_workspaces(case: Case) -> None:
     check(case)
 
 
-@pytest.mark.xfail(strict=True, reason="new values of buffers are never freed, and count in the first backward turn")
 @ONLY_GENERATE
 @given(trainings(Features(buffers=True)))
 def test_so_they_are_with_buffers(case: Case) -> None:
     check(case)
 
 
-@pytest.mark.xfail(strict=True, reason="the way of a turn that the program chose is not the one that is run")
 @ONLY_GENERATE
 @given(trainings(Features(alternatives=True)))
 def test_so_they_are_with_alternatives(case: Case) -> None:
     check(case)
 
 
-@pytest.mark.xfail(strict=True, reason="the memory row of a turn counts the value that it overwrites")
 @ONLY_GENERATE
 @given(trainings(Features(in_place_backward=True)))
 def test_so_they_are_where_a_gradient_is_written_over_a_value(case: Case) -> None:
@@ -179,7 +175,6 @@ def test_so_they_are_where_working_in_place_is_faster() -> None:
     check(case)
 
 
-@pytest.mark.xfail(strict=True, raises=InfeasibleBudget, reason="a stage runs only what its own turns read")
 def test_a_value_may_be_made_before_an_earlier_turn_than_the_one_that_reads_it() -> None:
     case = training(
         {"a": 2 * A, "b": 2 * A, "wide": 5 * A, "out": A},
@@ -198,7 +193,6 @@ def test_an_operation_may_run_twice_before_a_turn() -> None:
     check(HANDMADE["residual"], free=True)
 
 
-@pytest.mark.xfail(strict=True, reason="a value that another forward operation reads is free to keep until then")
 def test_a_value_inside_a_chain_may_be_worth_keeping() -> None:
     case = training(
         {"a": 4 * A, "b": 3 * A, "out": 2 * A},
@@ -227,7 +221,6 @@ def test_packing_has_its_own_moment_in_the_forward() -> None:
     check(case)
 
 
-@pytest.mark.xfail(strict=True, reason="a stage runs only what its own turns read")
 def test_the_bound_holds_for_values_made_early() -> None:
     case = training(
         {"a": 5 * A, "b": A, "c": A, "out": 2 * A},

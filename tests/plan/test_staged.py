@@ -46,7 +46,6 @@ def test_nor_is_one_with_alternatives_and_in_place(case: Case) -> None:
     check(case)
 
 
-@pytest.mark.xfail(strict=True, reason="the maker of two values is charged once for each if one is inside a chain")
 def test_an_operation_with_several_outputs_is_charged_once() -> None:
     case = training(
         {"a": A, "c": A, "b": A, "wide": 5 * A, "out": A},

@@ -8,7 +8,7 @@ by the cheapest way there is; what is not wanted at the next turn is dropped aft
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from memfit.ir import Compute, Free, Instruction, Program
+from memfit.ir import Compute, Free, Instruction, Phase, Program
 from memfit.plan.problem import Problem, Way, numbers
 
 _IMPOSSIBLE = float("inf")
@@ -46,10 +46,19 @@ class Expander:
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
 
-    def expand(self, wanted: Sequence[int], made_early: Mapping[int, int] | None = None) -> Expansion:
-        """`wanted[t]` may live on when turn t comes; `made_early[t]` is made before it, though read later only."""
+    def expand(
+        self,
+        wanted: Sequence[int],
+        made_early: Mapping[int, int] | None = None,
+        chosen: Mapping[int, int] | None = None,
+    ) -> Expansion:
+        """What runs if `wanted[t]` may live on when turn t comes.
+
+        `made_early[t]` is made before turn t, though read later only; `chosen[t]` is the number of the way that
+        turn t goes, by default the one that is cheapest there.
+        """
         forward = self._forward(wanted[0] if wanted else 0)
-        backward = self._backward(wanted, made_early or {})
+        backward = self._backward(wanted, made_early or {}, chosen or {})
         return self._measured(forward, backward)
 
     def _forward(self, kept: int) -> list[list[Way]]:
@@ -60,21 +69,22 @@ class Expander:
                 runs[problem.first_made[number]].append(packer)
         return runs
 
-    def _backward(self, wanted: Sequence[int], made_early: Mapping[int, int]) -> list[list[Way]]:
+    def _backward(
+        self, wanted: Sequence[int], made_early: Mapping[int, int], chosen: Mapping[int, int]
+    ) -> list[list[Way]]:
         live = wanted[0] if wanted else 0
         runs = []
         for place, turn in enumerate(self._problem.backward):
-            again: list[Way] = []
-            if place in made_early:
-                again = self._again(made_early[place] & ~live, live)
-                live |= _made(again)
             live &= wanted[place]
             way = turn.ways[0]
-            if len(turn.ways) > 1:
+            if place in chosen:
+                way = turn.ways[chosen[place]]
+            elif len(turn.ways) > 1:
                 way = self._cheapest(turn.ways, live, {})
-            missing = way.needs & ~live
+            missing = (way.needs | made_early.get(place, 0)) & ~live
+            again: list[Way] = []
             if missing:
-                again += self._again(missing, live)
+                again = self._again(missing, live)
                 live |= _made(again)
             runs.append([*again, way])
         return runs
@@ -88,6 +98,7 @@ class Expander:
         )
         read_after = _read_after(forward, backward, problem.written_back)
         lives: list[int] = []
+        read_in_backward = _read_first(backward)
         forward_peaks: list[int] = []
         peaks: list[int] = []
         highest: list[int] = []
@@ -95,6 +106,9 @@ class Expander:
         extra_us = -problem.own_time_us
         for turn, ways, in_forward in passes:
             if not in_forward:
+                if not lives:  # new values of buffers go when the forward pass ends
+                    live_bytes -= problem.size_of(live & ~read_in_backward)
+                    live &= read_in_backward
                 lives.append(live)
             peak, high = 0, -1
             own = ways[0] if in_forward else ways[-1]
@@ -107,6 +121,8 @@ class Expander:
                 in_place = way.overwrites & live & ~later
                 made_bytes = problem.size_of(way.makes)
                 high_bytes = live_bytes + made_bytes - (problem.size_of(in_place) if in_place else 0)
+                if not in_forward and way is not own:
+                    high_bytes += way.other_bytes
                 if level_bytes + high_bytes + way.workspace_bytes > peak:
                     peak, high = level_bytes + high_bytes + way.workspace_bytes, way.operation
                 extra_us += way.in_place_us if in_place else way.time_us
@@ -153,7 +169,10 @@ class Expander:
         for number in numbers(self._ancestors(missing, live, costs)):  # what is read has a lower number
             ways = problem.makers[number]  # none for packed forms: if not live they are not to be had
             costs[number] = min(
-                (way.time_us + sum(costs.get(each, _IMPOSSIBLE) for each in numbers(way.needs & ~live)) for way in ways),
+                (
+                    way.time_us + sum(costs.get(each, _IMPOSSIBLE) for each in numbers(way.needs & ~live))
+                    for way in ways
+                ),
                 default=_IMPOSSIBLE,
             )
         return sum(costs[number] for number in numbers(missing))
@@ -195,6 +214,15 @@ def _read_after(forward: list[list[Way]], backward: list[list[Way]], written_bac
     return after
 
 
+def _read_first(backward: list[list[Way]]) -> int:
+    """The values that the backward pass reads before it makes them."""
+    reads = 0
+    for ways in reversed(backward):
+        for way in reversed(ways):
+            reads = reads & ~way.makes | way.needs
+    return reads
+
+
 def program_of(problem: Problem, expansion: Expansion) -> Program:
     """Write an expansion down as a program: every storage is freed right after its last use."""
     graph = problem.graph
@@ -202,13 +230,16 @@ def program_of(problem: Problem, expansion: Expansion) -> Program:
     read_later: set[int] = set()
     passes: list[tuple[Instruction, ...]] = []
     for runs in (expansion.backward, expansion.forward):
-        if runs is expansion.forward:
-            read_later.update(graph.written_back)
         reverse: list[Instruction] = []
+        if runs is expansion.forward:
+            reverse += [Free(each) for each in graph.written_back if each not in read_later and each not in lasting]
+            read_later.update(graph.written_back)
         for way in reversed([way for ways in runs for way in ways]):
             operation = graph.operation(way.operation)
             touched = dict.fromkeys((*operation.outputs, *operation.inputs))
             dying = [each for each in touched if each not in read_later and each not in lasting]
+            if runs is expansion.backward and operation.phase is Phase.FORWARD:
+                dying += [each for each in operation.outputs if each in lasting]  # a second copy of an output
             in_place = operation.may_overwrite in dying and operation.may_overwrite not in graph.tangents
             reverse += [Free(each) for each in dying if not (in_place and each == operation.may_overwrite)]
             reverse.append(Compute(way.operation, in_place))

@@ -40,6 +40,7 @@ class Way:
     time_us: float
     in_place_us: float
     workspace_bytes: int
+    other_bytes: int  # of what it makes that is not decided about: a second copy, if it is run again
     overwrites: int  # the value it may take over, 0 if none
     rank: int  # place in the forward pass, to run what is run again in that order
 
@@ -79,6 +80,7 @@ class Problem:
         self.storages = _decided(graph)  # by number of a value
         self.bit = {storage: 1 << number for number, storage in enumerate(self.storages)}
         self.sizes = [self._rounded(storage) for storage in self.storages]
+        self._in_place = _in_place_for_certain(graph, self.bit)
         self._made_by = {each: place for place, op in enumerate(graph.operations) for each in op.outputs}
         self.makers = self._makers()
         self.packers = self._packers()
@@ -122,13 +124,15 @@ class Problem:
     def way(self, index: int) -> Way:
         operation = self.graph.operation(index)
         overwrites = 0 if operation.may_overwrite is None else self.bit.get(operation.may_overwrite, 0)
+        in_place_us = self.costs.in_place_us[index]
         return Way(
             operation=index,
             needs=self._bits(operation.inputs),
             makes=self._bits(operation.outputs),
-            time_us=self.costs.time_us[index],
-            in_place_us=self.costs.in_place_us[index],
+            time_us=in_place_us if index in self._in_place else self.costs.time_us[index],
+            in_place_us=in_place_us,
             workspace_bytes=self.costs.workspace_bytes[index],
+            other_bytes=sum(self._rounded(each) for each in operation.outputs if each not in self.bit),
             overwrites=overwrites,
             rank=self._rank(index),
         )
@@ -259,6 +263,21 @@ def _decided(graph: Graph) -> list[int]:
     return [storage for storage in made if storage not in small]
 
 
+def _in_place_for_certain(graph: Graph, decided: Container[int]) -> set[int]:
+    """Backward operations that take over a gradient which dies there, whatever is planned."""
+    last_read = {storage: place for place, each in enumerate(graph.operations) for storage in each.inputs}
+    lasting = {*graph.resident, *graph.held, *graph.tangents}
+    return {
+        place
+        for place, each in enumerate(graph.operations)
+        if each.phase is Phase.BACKWARD
+        and each.may_overwrite is not None
+        and each.may_overwrite not in decided
+        and each.may_overwrite not in lasting
+        and last_read[each.may_overwrite] == place
+    }
+
+
 def _levels_without(
     graph: Graph, decided: Container[int], optimizer: OptimizerMemory, size_of: Callable[[int], int]
 ) -> Iterator[tuple[int, int]]:
@@ -282,6 +301,7 @@ def _levels_without(
             for each in dict.fromkeys((*operation.inputs, *operation.outputs))
             if each not in decided and each not in lasting and last_read[each] == place
         ]
-        in_place_bytes = size_of(operation.may_overwrite) if operation.may_overwrite in dying else 0
+        taken = operation.may_overwrite if operation.may_overwrite in dying else None
+        in_place_bytes = 0 if taken is None or taken in graph.tangents else size_of(taken)
         yield before_bytes, live_bytes - in_place_bytes
         live_bytes -= sum(size_of(storage) for storage in dying)

@@ -236,8 +236,8 @@ class _Search:
             for place in range(stages[number], stages[number + 1]):
                 wanted[place] = live | made
             wanted[stages[number]] = live
-        made_early = dict(zip(sorted(self._stages)[1:], answer.live[1:], strict=True))
-        return self._planner.expander.expand(wanted, made_early)
+        made_early = {stage - 1: live for stage, live in zip(sorted(self._stages)[1:], answer.live[1:], strict=True)}
+        return self._planner.expander.expand(wanted, made_early, answer.chosen)
 
     def _cut(self, expansion: Expansion) -> bool:
         """Cut stages and add rows at the worst turn of every stretch that is over the budget."""

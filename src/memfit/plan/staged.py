@@ -26,6 +26,8 @@ from memfit.plan.expand import Expansion
 from memfit.plan.linear import Answer, LinearProgram
 from memfit.plan.problem import Problem, Turn, Way, numbers
 
+_UNIT = float(2**20)  # bytes in the units of memory rows: solvers like numbers near 1
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Link:
@@ -63,6 +65,9 @@ class Links:
                 makes_of[way.operation] = way.makes
                 for number in numbers(way.needs):
                     readers.setdefault(number, set()).add(way.operation)
+        for turn in problem.forward:
+            for number in numbers(turn.ways[0].needs):
+                readers.setdefault(number, set()).add(turn.ways[0].operation)
         for packer in problem.packers.values():
             for number in numbers(packer.needs):
                 readers.setdefault(number, set()).add(packer.operation)
@@ -71,7 +76,8 @@ class Links:
             made = {makes_of.get(operation, 0) for operation in operations}
             if len(made) != 1 or self.read_by_backward >> number & 1 or number in problem.packers:
                 continue
-            if problem.sizes[number] >= problem.size_of(made.pop()):
+            makes_several = any(way.makes != 1 << number for way in problem.makers[number])
+            if not makes_several and problem.sizes[number] >= problem.size_of(made.pop()):
                 inside |= 1 << number
         return inside
 
@@ -85,7 +91,7 @@ class Links:
         while needs & self.inside:
             number = (needs & self.inside).bit_length() - 1
             maker = min(self.problem.makers[number], key=lambda each: each.least_us)
-            time_us += maker.least_us
+            time_us += 0.0 if maker.operation in operations else maker.least_us
             needs = needs & ~(1 << number) | maker.needs
             operations.add(maker.operation)
         return Link(needs, way.makes & ~self.inside, time_us, way.rank, way.operation, frozenset(operations))
@@ -98,6 +104,7 @@ class StagedAnswer:
     live: tuple[int, ...]
     made: tuple[int, ...]
     extra_us: float
+    chosen: Mapping[int, int]  # by turn that has several ways: the number of the way it goes
 
 
 class StagedProgram:
@@ -129,6 +136,7 @@ class StagedProgram:
         self._makes: list[dict[int, list[int]]] = []  # by stage: value to the variables of runs that make it
         self._chosen: dict[tuple[int, int], int] = {}  # (turn, number of way) to variable
         self._held: list[dict[int, int]] = []  # by stage: value to the variable that says it lives through it
+        self._any: dict[int, list[int]] = {}  # a variable to those it is 1 with
         self._build()
         for turn in forward_rows:
             self._forward_row(turn)
@@ -163,6 +171,8 @@ class StagedProgram:
         for (place, index), variable in self._chosen.items():
             way = self._problem.backward[place].ways[index]
             point[variable] = float(expansion.backward[place][-1].operation == way.operation)
+        for total, variables in self._any.items():
+            point[total] = max(point[each] for each in variables)
         return point
 
     def _build(self) -> None:
@@ -224,17 +234,23 @@ class StagedProgram:
         self._makes.append(makes)
 
     def _runnable(self, stage: int) -> list[Link]:
-        """Ways that can help the turns of a stage; with a horizon, those not too far before what is read."""
+        """Ways that can help the turns from a stage on; with a horizon, those not too far before what is read soon."""
+        if self._horizon is None:
+            reachable = self._ancestors(self._reads(range(self._stages[stage], len(self._problem.backward))))
+            return [link for link in self._links.all if link.makes & reachable]
+        own = self._reads(self._turns(stage))
+        soon = own | self._reads(self._turns(stage + 1) if stage + 1 < len(self._stages) else range(0))
+        reachable = self._ancestors(soon)
+        links = [link for link in self._links.all if link.makes & reachable]
+        first = min((link.rank for link in links if link.makes & soon), default=0)
+        return [link for link in links if link.rank >= first - self._horizon]
+
+    def _reads(self, turns: range) -> int:
         reads = 0
-        for turn in self._turns(stage):
+        for turn in turns:
             for way in self._problem.backward[turn].ways:
                 reads |= way.needs
-        reachable = self._ancestors(reads)
-        links = [link for link in self._links.all if link.makes & reachable]
-        if self._horizon is None or not reads:
-            return links
-        first = min((link.rank for link in links if link.makes & reads), default=0)
-        return [link for link in links if link.rank >= first - self._horizon]
+        return reads
 
     def _there(self, stage: int, number: int) -> dict[int, float]:
         """Terms that add up to at least one if a value is there in a stage."""
@@ -278,33 +294,67 @@ class StagedProgram:
             self.program.at_least(self._there(stage, number) | {variable: -1.0}, 0.0)
 
     def _memory_rows(self, stage: int) -> None:
+        """The start of a stage, and the run of its first turn."""
         place = self._stages[stage]
         turn = self._problem.backward[place]
         room = self._budget_bytes - self._margins.get(place, 0)
-        unit = float(2**20)
         sizes = self._problem.sizes
-        start = {variable: sizes[number] / unit for number, variable in self._live[stage].items()}
-        self.program.at_most(start, (room - turn.before_bytes) / unit)
-        fixed = turn.during_bytes + min(way.workspace_bytes for way in turn.ways)
-        needed = turn.ways[0].needs if len(turn.ways) == 1 else 0
+        start = {variable: sizes[number] / _UNIT for number, variable in self._live[stage].items()}
+        self.program.at_most(start, (room - turn.before_bytes) / _UNIT)
+        workspace_bytes = min(way.workspace_bytes for way in turn.ways)
+        needed = self._needed_by_all(turn)
+        read_later = self._read_by_others(stage)
+        fixed = turn.during_bytes + workspace_bytes + self._problem.size_of(needed | read_later)
         terms: dict[int, float] = {}
-        for number in numbers(needed):
-            fixed += sizes[number]
-        read_later = 0
-        for later in list(self._turns(stage))[1:]:
-            if len(self._problem.backward[later].ways) == 1:
-                read_later |= self._problem.backward[later].ways[0].needs
-        for number in numbers(read_later & ~needed):
-            fixed += sizes[number]
+        for number in numbers(read_later & ~needed):  # unless it is made in the stage, after its first turn
             for variable in self._makes[stage].get(number, ()):
-                terms[variable] = terms.get(variable, 0.0) - sizes[number] / unit
+                terms[variable] = terms.get(variable, 0.0) - sizes[number] / _UNIT
         held = self._hold(stage)
         if len(self._turns(stage)) == 1 and held:  # all runs of such a stage come before its only turn
             held = self._live[stage + 1]
+        counted = needed | read_later
+        for number, variables in self._needed_by_some(place, turn, counted).items():
+            if number in held:
+                variables.append(held[number])
+            terms[self._any_of(variables)] = sizes[number] / _UNIT
+            counted |= 1 << number
+        for index, way in enumerate(turn.ways if len(turn.ways) > 1 else ()):
+            terms[self._chosen[place, index]] = (way.workspace_bytes - workspace_bytes) / _UNIT
         for number, variable in held.items():
-            if not (needed | read_later) >> number & 1:
-                terms[variable] = sizes[number] / unit
-        self.program.at_most(terms, (room - fixed) / unit)
+            if not counted >> number & 1:
+                terms[variable] = sizes[number] / _UNIT
+        self.program.at_most(terms, (room - fixed) / _UNIT)
+
+    def _needed_by_all(self, turn: Turn) -> int:
+        """What a turn reads whichever way it goes; what it overwrites is its output's memory."""
+        needed = turn.ways[0].needs
+        for way in turn.ways:
+            needed &= way.needs
+        return needed & ~turn.ways[0].overwrites if len(turn.ways) == 1 else needed
+
+    def _read_by_others(self, stage: int) -> int:
+        """What the later turns of a stage read for certain."""
+        reads = 0
+        for later in self._turns(stage)[1:]:
+            ways = self._problem.backward[later].ways
+            reads |= ways[0].needs if len(ways) == 1 else 0
+        return reads
+
+    def _needed_by_some(self, place: int, turn: Turn, counted: int) -> dict[int, list[int]]:
+        """By value that only some ways of a turn read: the variables of those ways."""
+        needing: dict[int, list[int]] = {}
+        for index, way in enumerate(turn.ways if len(turn.ways) > 1 else ()):
+            for number in numbers(way.needs & ~counted):
+                needing.setdefault(number, []).append(self._chosen[place, index])
+        return needing
+
+    def _any_of(self, variables: list[int]) -> int:
+        """A variable that is 1 if one of others is."""
+        total = self.program.variable(binary=False)
+        for variable in variables:
+            self.program.at_least({total: 1.0, variable: -1.0}, 0.0)
+        self._any[total] = variables
+        return total
 
     def _hold(self, stage: int) -> dict[int, int]:
         """Variables that say a value lives through a whole stage: wanted after it and not made in it."""
@@ -324,7 +374,7 @@ class StagedProgram:
         already, later ones only if they lived through.
         """
         stage = self._stages.index(place)
-        problem, sizes, unit = self._problem, self._problem.sizes, float(2**20)
+        problem, sizes = self._problem, self._problem.sizes
         way = problem.way(operation)
         found = [variable for link, variable in self._runs[stage] if operation in link.operations]
         if not found:
@@ -338,42 +388,45 @@ class StagedProgram:
             fixed += sizes[number]
             if problem.rank_of[number] > way.rank:
                 for variable in self._makes[stage].get(number, ()):
-                    terms[variable] = terms.get(variable, 0.0) - sizes[number] / unit
+                    terms[variable] = terms.get(variable, 0.0) - sizes[number] / _UNIT
         after = self._live[stage + 1] if stage + 1 < len(self._stages) else {}
         for number, variable in after.items():
             if (there | own) >> number & 1:
                 continue
             chosen = variable if problem.rank_of[number] < way.rank else self._held[stage][number]
-            terms[chosen] = terms.get(chosen, 0.0) + sizes[number] / unit
+            terms[chosen] = terms.get(chosen, 0.0) + sizes[number] / _UNIT
         room = self._budget_bytes - self._margins.get(place, 0)
-        slack = max(0.0, fixed + sum(sizes[number] for number in after) - room) / unit
+        slack = max(0.0, fixed + sum(sizes[number] for number in after) - room) / _UNIT
         for variable in found:
             terms[variable] = terms.get(variable, 0.0) + slack
             break
-        self.program.at_most(terms, (room - fixed) / unit + slack)
+        self.program.at_most(terms, (room - fixed) / _UNIT + slack)
 
     def _forward_row(self, place: int) -> None:
         """What a forward turn finds: values it and later turns read, and those that are kept."""
         problem = self._problem
         turn = problem.forward[place]
-        unit = float(2**20)
         room = self._budget_bytes - turn.during_bytes - turn.ways[0].workspace_bytes
         terms: dict[int, float] = {}
         for number, (made, read) in enumerate(zip(problem.first_made, problem.last_read, strict=True)):
-            if made > place or number in problem.packers:
+            if made > place:
                 continue
-            if read >= place:
+            if number in problem.packers:
+                packing = problem.packers[number].workspace_bytes if made == place else 0
+                if number in self._live[0]:
+                    terms[self._live[0][number]] = (problem.sizes[number] + packing) / _UNIT
+            elif read >= place:
                 room -= problem.sizes[number]
             elif number in self._live[0]:
-                terms[self._live[0][number]] = problem.sizes[number] / unit
+                terms[self._live[0][number]] = problem.sizes[number] / _UNIT
         taken = turn.ways[0].overwrites
         for number in numbers(taken):
             if problem.last_read[number] == place and number in self._live[0]:
                 room += problem.sizes[number]
-                terms[self._live[0][number]] = problem.sizes[number] / unit
+                terms[self._live[0][number]] = problem.sizes[number] / _UNIT
             elif problem.last_read[number] == place:
                 room += problem.sizes[number]
-        self.program.at_most(terms, room / unit)
+        self.program.at_most(terms, room / _UNIT)
 
     def _read(self, answer: Answer) -> StagedAnswer:
         assert answer.values is not None
@@ -386,7 +439,8 @@ class StagedProgram:
                 if values[variable] > 0.5:
                     total |= link.makes
             made.append(total)
-        return StagedAnswer(tuple(live), tuple(made), answer.objective)
+        chosen = {place: index for (place, index), variable in self._chosen.items() if values[variable] > 0.5}
+        return StagedAnswer(tuple(live), tuple(made), answer.objective, chosen)
 
 
 def _read_by_backward(problem: Problem) -> int:
