@@ -16,7 +16,7 @@ from memfit.errors import InvalidInput
 from memfit.execute.attach import remove, removed
 from memfit.measure.peak import measure_peak
 from memfit.plan.plan import Plan
-from memfit.prove.rehearse import nothing_remains, step
+from memfit.prove.rehearse import drop_gradients, nothing_remains, step
 from memfit.units import format_bytes
 
 _TOLERANCE = 0.01  # what a measured peak may be above the budget
@@ -79,7 +79,7 @@ def profile(
     if pairs < 1:
         raise InvalidInput(f"at least one pair of steps is needed, {pairs} was given")
     example = Sample.of(sample)
-    with removed(model), nothing_remains(model):
+    with removed(model), nothing_remains(model, example):
         eager_peak = _peak(model, example, plan) if eager else None
         apply(plan, model, sample)
         planned_forward = model.__dict__["forward"]
@@ -107,12 +107,10 @@ def profile(
 
 
 def _peak(model: nn.Module, example: Sample, plan: Plan) -> int:
-    for parameter in model.parameters():
-        parameter.grad = None
-
     def run() -> None:
         step(model, example, seed=0, backward_from=plan.backward_from)
 
+    drop_gradients(model, example)  # the profiler does not see the release of what was there before
     measured = measure_peak(run, resident=[model, example.args, dict(example.kwargs)])
     return measured.peak_bytes + plan.optimizer_state_bytes
 

@@ -2,7 +2,9 @@
 
 Note [Starts of gradients]
     A model that returns its loss is differentiated from it, as in training. A model that returns something
-    else is differentiated from all of it, with fixed random numbers in the place of the loss's gradients.
+    else is differentiated from all of it, with fixed random numbers in the place of the loss's gradients. As
+    those of a loss they appear when the backward pass starts, and nobody holds them: what is handed to
+    `torch.autograd.backward` would live to its end.
 """
 
 import contextlib
@@ -29,60 +31,75 @@ class Result:
 
 
 @contextlib.contextmanager
-def nothing_remains(model: nn.Module) -> Iterator[None]:
+def nothing_remains(model: nn.Module, sample: Sample) -> Iterator[None]:
     """Put buffers, gradients, attributes and generators back."""
     devices = sorted({tensor.device.index for tensor in model.parameters() if tensor.is_cuda})
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+    gradients = [(leaf, leaf.grad) for leaf in _leaves(model, sample).values()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     snapshot = Snapshot(model)
     with torch.random.fork_rng(devices):
         try:
-            for parameter, _ in gradients:
-                parameter.grad = None
+            drop_gradients(model, sample)
             yield
         finally:
             snapshot.restore()
             with torch.no_grad():
                 for buffer, before in buffers:
                     buffer.copy_(before)
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
+            for leaf, gradient in gradients:
+                leaf.grad = gradient
+
+
+def drop_gradients(model: nn.Module, sample: Sample) -> None:
+    """What `zero_grad` does, for tensors of the sample too."""
+    for leaf in _leaves(model, sample).values():
+        leaf.grad = None
 
 
 def step(model: nn.Module, sample: Sample, *, seed: int, backward_from: str = "auto") -> list[torch.Tensor]:
     """Forward and backward; the outputs that gradients started from."""
-    for parameter in model.parameters():
-        parameter.grad = None
+    drop_gradients(model, sample)
     torch.manual_seed(seed)
     tensors, _ = take_apart(model(*sample.args, **sample.kwargs))
     starts = [tensors[index] for index in differentiated(tensors, backward_from)]
     del tensors
-    torch.autograd.backward(starts, [_tangent(start, seed) for start in starts])
+    loss = starts[0] if len(starts) == 1 and starts[0].dim() == 0 else _Loss.apply(seed, *starts)
+    loss.backward()
     return [start.detach() for start in starts]
 
 
 def result_of(model: nn.Module, sample: Sample, *, seed: int, backward_from: str = "auto") -> Result:
     """Run a step from a seed and keep what it makes; the model is put back."""
-    with nothing_remains(model):
+    with nothing_remains(model, sample):
         outputs = step(model, sample, seed=seed, backward_from=backward_from)
         return Result(
             outputs={f"output {number}": output.clone() for number, output in enumerate(outputs)},
-            gradients={
-                name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None
-            },
+            gradients={name: leaf.grad for name, leaf in _leaves(model, sample).items() if leaf.grad is not None},
             buffers={name: buffer.detach().clone() for name, buffer in model.named_buffers()},
             generator={"generator": torch.get_rng_state()},
         )
 
 
-def _tangent(start: torch.Tensor, seed: int) -> torch.Tensor:
-    """See Note [Starts of gradients]."""
-    if start.dim() == 0:
-        return torch.ones_like(start)
-    generator = torch.Generator(device=start.device).manual_seed(seed)
-    return torch.randn(start.shape, generator=generator, device=start.device, dtype=torch.float32).to(start.dtype)
+class _Loss(torch.autograd.Function):
+    """Stands in for the loss of a model that has none, see Note [Starts of gradients]."""
+
+    @staticmethod
+    def forward(ctx: Any, seed: int, *starts: torch.Tensor) -> torch.Tensor:
+        ctx.seed = seed
+        ctx.kinds = [(start.shape, start.dtype, start.device) for start in starts]
+        return starts[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: torch.Tensor) -> Any:
+        return None, *(_tangent(ctx.seed, *kind) for kind in ctx.kinds)
 
 
-def leaf_gradients(sample: Sample) -> list[Any]:
-    """Tensors of the sample that collect gradients themselves."""
-    return [tensor for tensor in sample.tensors() if tensor.requires_grad]
+def _tangent(seed: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    generator = torch.Generator(device=device).manual_seed(seed)
+    return torch.randn(shape, generator=generator, device=device, dtype=torch.float32).to(dtype)
+
+
+def _leaves(model: nn.Module, sample: Sample) -> dict[str, torch.Tensor]:
+    """What collects gradients, by name: parameters, and tensors of the sample that want one."""
+    given = {f"sample {n}": each for n, each in enumerate(sample.tensors()) if each.requires_grad and each.is_leaf}
+    return dict(model.named_parameters()) | given
