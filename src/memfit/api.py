@@ -116,7 +116,7 @@ def plan(
     device: str | None = None,
     outputs: str = "all",
     backward_from: str = "auto",
-    time_limit: float = 10.0,
+    time_limit: float = 8.0,
     report: Report | None = None,
     progress: Progress | None = None,
 ) -> Plan:
@@ -175,7 +175,7 @@ def fit(
     keep: Selections = (),
     outputs: str = "all",
     backward_from: str = "auto",
-    time_limit: float = 10.0,
+    time_limit: float = 8.0,
     report: Report | None = None,
     progress: Progress | None = None,
 ) -> nn.Module:

@@ -60,7 +60,7 @@ class Recipe:
     backward_from: str = "auto"
     outputs: str = "all"
     device: Device | None = None  # None: where the model is
-    time_limit_s: float = 10.0
+    time_limit_s: float = 8.0
     report: Report | None = None
     progress: Progress | None = None
 

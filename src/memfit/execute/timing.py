@@ -66,7 +66,7 @@ class OperationTimes:
 
 
 def operation_times(
-    joint: Joint, graph: Graph, model: nn.Module, sample: Sample, *, steps: int = 5, time_limit_s: float = 5.0
+    joint: Joint, graph: Graph, model: nn.Module, sample: Sample, *, steps: int = 5, time_limit_s: float = 4.0
 ) -> OperationTimes:
     """Run steps of `model` on `sample` and tell what every operation and alternative of `graph` took.
 

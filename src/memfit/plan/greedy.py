@@ -6,8 +6,9 @@ their next use after it. What it looks at is the area over the budget: single mo
 stick. Its plans are 1.5 to 3 times as slow as those of the staged program, and are there in an instant.
 """
 
+import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from memfit.plan.expand import Expander, Expansion
 from memfit.plan.problem import Problem, numbers
@@ -25,31 +26,47 @@ def everything_kept(problem: Problem) -> list[int]:
     return wanted
 
 
-def greedy(problem: Problem, budget_bytes: int, *, kept: int = 0, dropped: int = 0) -> Expansion:
-    """A plan under the budget, or the lowest that was come by. `kept` and `dropped` are honoured."""
-    return _Greedy(problem, budget_bytes, kept, dropped).run()
+@dataclasses.dataclass(frozen=True, slots=True)
+class Choice:
+    """What an expansion is made from, see `Expander.expand`."""
+
+    wanted: Sequence[int]
+    made_early: Mapping[int, int]
+    chosen: Mapping[int, int]
+
+
+def greedy(
+    problem: Problem, budget_bytes: int, *, kept: int = 0, dropped: int = 0, start: Choice | None = None
+) -> Expansion:
+    """A plan under the budget, or the lowest that was come by. `kept` and `dropped` are honoured.
+
+    `start` is a plan that is a little over the budget; by default everything is kept.
+    """
+    return _Greedy(problem, budget_bytes, kept, dropped, start).run()
 
 
 class _Greedy:
-    def __init__(self, problem: Problem, budget_bytes: int, kept: int, dropped: int) -> None:
+    def __init__(self, problem: Problem, budget_bytes: int, kept: int, dropped: int, start: Choice | None) -> None:
         self._problem = problem
         self._budget_bytes = budget_bytes
         self._kept = kept
         self._expander = Expander(problem)
-        self._wanted = everything_kept(problem)
+        self._wanted = everything_kept(problem) if start is None else list(start.wanted)
+        self._made_early = {} if start is None else dict(start.made_early)
+        self._chosen = {} if start is None else start.chosen
         self._readers = _readers(problem)
         self._forms = _smallest_forms(problem)
-        for number in numbers(dropped):
+        for number in numbers(dropped if start is None else 0):
             self._drop(number, 0)
 
     def run(self) -> Expansion:
-        best = self._expander.expand(self._wanted)
+        best = self._expander.expand(self._wanted, self._made_early, self._chosen)
         for _ in range(_MOST_ROUNDS):
             if best.over(self._budget_bytes) == 0:
                 break
             if not self._drop_some(best):
                 break
-            expansion = self._expander.expand(self._wanted)
+            expansion = self._expander.expand(self._wanted, self._made_early, self._chosen)
             if expansion.over(self._budget_bytes) > 2 * best.over(self._budget_bytes):
                 break
             best = min(best, expansion, key=lambda each: (each.over(self._budget_bytes), each.extra_us))
@@ -107,6 +124,8 @@ class _Greedy:
                 self._wanted[each] |= 1 << packed
         for each in range(first, last + 1):
             self._wanted[each] &= ~(1 << number)
+            if each in self._made_early:
+                self._made_early[each] &= ~(1 << number)
 
     def _packing_pays(self, number: int, packed: int, live: int) -> bool:
         packed_us = self._problem.packers[packed].time_us + self._expander.cost(1 << number, live | 1 << packed)

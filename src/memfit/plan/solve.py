@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 from memfit.errors import InfeasibleBudget
 from memfit.plan.expand import Expander, Expansion
-from memfit.plan.greedy import everything_kept, greedy
+from memfit.plan.greedy import Choice, everything_kept, greedy
 from memfit.plan.problem import Problem
 from memfit.plan.staged import Links, StagedAnswer, StagedProgram
 from memfit.units import format_bytes
@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 _FIRST_STAGES = 6
 _MOST_ROUNDS = 30
 _CLOSE_ENOUGH = 0.02  # of the bound, plus a tenth of a point of the step's time: then the search ends
-_SMALL_PROGRAM = 1500  # stages times ways: below, every round's bound holds for all schedules
+_LONGEST_SOLVE_S = 3.0
+_SMALL_PROGRAM = 600  # stages times ways: below, every round's bound holds for all schedules
 _CLOSE_TO_SMALLEST = 0.015  # of the room above the floor: then no smaller budget is tried
 _HORIZON_SHARE = 0.2  # of the forward pass: how far back a stage may start making values again
 
@@ -85,7 +86,7 @@ class Planner:
                 least.append(turn.during_bytes + own_bytes + way.workspace_bytes)
             yield min(least), turn.ways[0].operation
 
-    def solve(self, budget_bytes: int, *, time_limit_s: float = 10.0, report: Report | None = None) -> Solution:
+    def solve(self, budget_bytes: int, *, time_limit_s: float = 8.0, report: Report | None = None) -> Solution:
         """The best plan under a budget found in time. Raises InfeasibleBudget if there is none or none is found."""
         solution = _Search(self, budget_bytes, time_limit_s, report).run()
         if solution is None:
@@ -96,7 +97,7 @@ class Planner:
         self.found.append(solution.expansion)
         return solution
 
-    def smallest(self, *, time_limit_s: float = 10.0) -> Solution:
+    def smallest(self, *, time_limit_s: float = 8.0) -> Solution:
         """A plan whose peak is as low as can be found: between what failed and what was found the middle is tried."""
         floor_bytes = failed_bytes = self.floor_bytes()
         found_bytes = max(floor_bytes, self.unplanned.peak_bytes)
@@ -146,7 +147,7 @@ class _Search:
         self._report = report
         self._any_will_do = any_will_do
         self._best: Expansion | None = None
-        self._bound_us = 0.0
+        self._bound_us = self._least_own_us()
         self._log: list[str] = []
         self._stages: set[int] = set()
         self._forward_rows: set[int] = set()
@@ -166,7 +167,7 @@ class _Search:
             return None
         return Solution(
             expansion=self._best,
-            bound_us=min(self._bound_us, max(0.0, self._best.extra_us)),
+            bound_us=min(self._bound_us, self._best.extra_us),
             seconds=time.monotonic() - self._start,
             log=tuple(self._log),
         )
@@ -194,16 +195,30 @@ class _Search:
         bounding = round_number == 0 or len(self._stages) * len(self._planner.links.all) < _SMALL_PROGRAM
         answer, bound_us = self._solve_stages(bounding)
         if bounding and not self._margins:
-            # What the model's own operations may gain by working in place is not in the program's costs.
-            gain_us = self._problem.gain_in_place_us - min(0.0, self._planner.unplanned.extra_us)
-            self._bound_us = max(self._bound_us, bound_us - gain_us)
+            self._bound_us = max(self._bound_us, bound_us + self._least_own_us())
         if answer is None:
             return False
-        expansion = self._expanded(answer)
-        self._take(expansion, f"{len(self._stages)} stages")
+        expansion = self._tried(answer)
         if expansion.peak_bytes <= self._budget_bytes:
             return False
         return self._cut(expansion)
+
+    def _least_own_us(self) -> float:
+        """What the model's own operations take beyond the eager run, at best: less, where they work in place."""
+        return min(0.0, self._planner.unplanned.extra_us) - self._problem.gain_in_place_us
+
+    def _tried(self, answer: StagedAnswer) -> Expansion:
+        """Walk an answer; if it is over the budget, repair what is by dropping more."""
+        choice = self._choice(answer)
+        expansion = self._planner.expander.expand(choice.wanted, choice.made_early, choice.chosen)
+        self._take(expansion, f"{len(self._stages)} stages")
+        if expansion.peak_bytes > self._budget_bytes:
+            planner = self._planner
+            repaired = greedy(
+                self._problem, self._budget_bytes, kept=planner.kept, dropped=planner.dropped, start=choice
+            )
+            self._take(repaired, f"{len(self._stages)} stages, repaired")
+        return expansion
 
     def _solve_stages(self, bounding: bool) -> tuple[StagedAnswer | None, float]:
         horizon = None if bounding else int(2 * _HORIZON_SHARE * len(self._problem.forward))
@@ -220,7 +235,9 @@ class _Search:
         )
         remaining_s = self._end - time.monotonic()
         answer, bound_us = program.solve(
-            time_limit_s=min(remaining_s, 4.0), gap=_CLOSE_ENOUGH / 2, start=None if bounding else self._best
+            time_limit_s=min(remaining_s, _LONGEST_SOLVE_S),
+            gap=_CLOSE_ENOUGH / 2,
+            start=None if bounding else self._best,
         )
         self._say(
             f"{len(self._stages)} stages, {program.size[0]} variables: "
@@ -229,7 +246,7 @@ class _Search:
         )
         return answer, bound_us
 
-    def _expanded(self, answer: StagedAnswer) -> Expansion:
+    def _choice(self, answer: StagedAnswer) -> Choice:
         stages = [*sorted(self._stages), len(self._problem.backward)]
         wanted = [0] * len(self._problem.backward)
         for number, (live, made) in enumerate(zip(answer.live, answer.made, strict=True)):
@@ -237,7 +254,7 @@ class _Search:
                 wanted[place] = live | made
             wanted[stages[number]] = live
         made_early = {stage - 1: live for stage, live in zip(sorted(self._stages)[1:], answer.live[1:], strict=True)}
-        return self._planner.expander.expand(wanted, made_early, answer.chosen)
+        return Choice(wanted, made_early, answer.chosen)
 
     def _cut(self, expansion: Expansion) -> bool:
         """Cut stages and add rows at the worst turn of every stretch that is over the budget."""

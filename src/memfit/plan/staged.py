@@ -35,7 +35,9 @@ class Link:
 
     needs: int
     makes: int
-    time_us: float
+    time_us: float  # at best: in place where that is faster
+    fresh_us: float  # if what it may overwrite is still needed
+    overwrites: int
     rank: int
     own: int  # the operation that makes what it makes
     operations: frozenset[int]
@@ -87,14 +89,26 @@ class Links:
 
     def _link(self, way: Way) -> Link:
         needs, time_us = way.needs, way.least_us
+        overwrites = way.overwrites & ~self.inside
+        fresh_us = way.time_us if overwrites else way.least_us
         operations = {way.operation}
         while needs & self.inside:
             number = (needs & self.inside).bit_length() - 1
             maker = min(self.problem.makers[number], key=lambda each: each.least_us)
-            time_us += 0.0 if maker.operation in operations else maker.least_us
+            more_us = 0.0 if maker.operation in operations else maker.least_us
+            time_us, fresh_us = time_us + more_us, fresh_us + more_us
             needs = needs & ~(1 << number) | maker.needs
             operations.add(maker.operation)
-        return Link(needs, way.makes & ~self.inside, time_us, way.rank, way.operation, frozenset(operations))
+        return Link(
+            needs=needs,
+            makes=way.makes & ~self.inside,
+            time_us=time_us,
+            fresh_us=fresh_us,
+            overwrites=overwrites,
+            rank=way.rank,
+            own=way.operation,
+            operations=frozenset(operations),
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -225,7 +239,11 @@ class StagedProgram:
             if self._dropped >> number & 1 and stage == 0:
                 program.at_most({live[number]: 1.0}, 0.0)
         self._live.append(live)
-        runs = [(link, program.variable(link.time_us)) for link in self._runnable(stage)]
+        read_here = 0 if self._horizon is None else self._reads(self._turns(stage))
+        runs = [
+            (link, program.variable(link.fresh_us if link.overwrites & read_here else link.time_us))
+            for link in self._runnable(stage)
+        ]
         makes: dict[int, list[int]] = {}
         for link, variable in runs:
             for number in numbers(link.makes):
