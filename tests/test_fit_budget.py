@@ -6,6 +6,7 @@ import io
 import pytest
 import torch
 from budgeted import (
+    BLOCKS,
     Answer,
     Answering,
     ConvNet,
@@ -184,7 +185,7 @@ def test_recompute_without_a_budget_is_layer_wise_checkpointing(pair):
     plan = memfit.plan_of(planned)
     assert plan.budget_bytes is None
     assert {fate.module for fate in plan.fates if fate.treatment is Treatment.AGAIN} == {
-        f"layers.{number}.0" for number in range(4)
+        f"layers.{number}.0" for number in range(BLOCKS)
     }
     assert_same(step(eager, batch), step(planned, batch))
     assert measured_bytes(planned, batch) == pytest.approx(plan.peak_bytes, rel=0.01)

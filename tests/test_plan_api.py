@@ -9,6 +9,7 @@ import math
 import pytest
 import torch
 from budgeted import (
+    BLOCKS,
     MIB,
     ConvNet,
     Perceptron,
@@ -65,9 +66,7 @@ def values(plan, treatment, module=""):
 # Budgets
 
 
-@pytest.mark.parametrize(
-    ("budget", "expected_bytes"), [(5 * MIB, 5 * MIB), ("5MiB", 5 * MIB), ("5 MB", 5_000_000), (5e6, 5_000_000)]
-)
+@pytest.mark.parametrize(("budget", "expected_bytes"), [(2_000_000, 2_000_000), ("2MiB", 2 * MIB), ("2 MB", 2_000_000)])
 def test_a_budget_is_bytes(net, budget, expected_bytes):
     plan = memfit.plan(*net, budget=budget)
     assert plan.budget_bytes == expected_bytes
@@ -130,8 +129,6 @@ def test_an_unknown_technique_is_answered_with_all_there_are(net):
         ({"outputs": "logits"}, "outputs"),
         ({"backward_from": "nowhere"}, "backward_from"),
         ({"recompute": "no_such.*"}, "matches no value"),
-        ({"keep": [nn.LSTM]}, "matches no value"),
-        ({"recompute": 0}, "at least one block"),
         ({"recompute": [3.5]}, "3.5"),
     ],
 )
@@ -228,15 +225,15 @@ def test_types_of_modules_are_computed_again(net):
     plan = memfit.plan(*net, budget=None, recompute=[nn.ReLU])
     assert plan.budget_bytes is None
     assert {fate.module for fate in plan.fates if fate.treatment is Treatment.AGAIN} == {
-        f"layers.{number}.2" for number in range(4)
+        f"layers.{number}.2" for number in range(BLOCKS)
     }
 
 
 def test_patterns_of_names_are_computed_again_from_what_came_in(net):
     plan = memfit.plan(*net, budget=None, recompute="layers.?")
     again = {fate.module for fate in plan.fates if fate.treatment is Treatment.AGAIN}
-    assert again == {f"layers.{number}.0" for number in range(4)}
-    assert all(values(plan, Treatment.KEPT, f"layers.{number}.2") for number in range(4))
+    assert again == {f"layers.{number}.0" for number in range(BLOCKS)}
+    assert all(values(plan, Treatment.KEPT, f"layers.{number}.2") for number in range(BLOCKS))
 
 
 def test_a_number_means_segments_of_blocks_as_checkpoints_do(net):
@@ -311,7 +308,7 @@ class Other(ConvNet):
     ("change", "words"),
     [
         (lambda _: Other(), "made for a ConvNet, the model is a Other"),
-        (lambda _: ConvNet(8), "other parameters or buffers"),
+        (lambda _: ConvNet(4), "other parameters or buffers"),
         (lambda model: model.double(), "other parameters or buffers"),
         (frozen, "which are trained differ"),
         (of_another_mode, "made for another computation"),
@@ -392,7 +389,7 @@ def test_fractions_that_are_none_are_refused_at_once(net, fractions):
 def test_resnet18():
     import torchvision
 
-    model, batch = torchvision.models.resnet18(num_classes=10), torch.randn(4, 3, 32, 32)
+    model, batch = torchvision.models.resnet18(num_classes=10), torch.randn(2, 3, 32, 32)
     plan = memfit.plan(model, batch, budget=None, recompute="layer?.?")
     assert {fate.module.partition(".")[0] for fate in plan.fates if fate.runs_again} == {
         "layer1",
