@@ -27,6 +27,16 @@ def _own_cost_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Small steps are faster on one thread; what runs on several is tested elsewhere."""
+    threads = torch.get_num_threads()
+    if {"cli", "benchmarks"} & {*request.path.parts}:
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
 def _fixed_seed() -> None:
     torch.manual_seed(0)
 

@@ -51,8 +51,7 @@ def in_modules(graph: Graph) -> Graph:
 def case() -> Case:
     names = ["x", *PLACES]
     layers = [
-        Layer(Step(after, reads=before, makes=after), saves=before)
-        for before, after in itertools.pairwise(names)
+        Layer(Step(after, reads=before, makes=after), saves=before) for before, after in itertools.pairwise(names)
     ]
     made = training(dict.fromkeys(PLACES, SIZE), layers)
     return dataclasses.replace(made, graph=in_modules(made.graph))

@@ -205,7 +205,6 @@ def test_a_value_inside_a_chain_may_be_worth_keeping() -> None:
     check(case)
 
 
-@pytest.mark.xfail(strict=True, raises=InfeasibleBudget, reason="no row speaks of the moment when a form is packed")
 def test_packing_has_its_own_moment_in_the_forward() -> None:
     case = training(
         {"a": 2 * A, "mask": 5 * A, "out": A, "mask_bits": A // 2},
