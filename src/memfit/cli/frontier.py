@@ -114,6 +114,7 @@ def _curve(
         if lines is not None:
             with shown.hidden():
                 lines.add(plan)
+        shown.doing("planning the next budget")
 
     model, sample = built_for_planning(subject, wishes, measure, seed, shown)
     shown.doing("tracing a training step")

@@ -15,9 +15,11 @@ class Display:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._task = progress.add_task("", total=None, count="")
+        self._is_solving = False
 
     def doing(self, description: str) -> None:
         """Begin something of unknown length."""
+        self._is_solving = False
         self._progress.reset(self._task, total=None, description=description, count="")
 
     def measured(self, done: int, total: int) -> None:
@@ -30,7 +32,10 @@ class Display:
 
     def found(self, found: Found) -> None:
         """Tell the best plan so far and what no plan can be below."""
-        self._progress.update(self._task, description=solving_words(found), total=None, count="")
+        if not self._is_solving:
+            self.doing("planning")
+            self._is_solving = True
+        self._progress.update(self._task, description=solving_words(found))
 
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:

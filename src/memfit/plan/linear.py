@@ -77,7 +77,10 @@ class LinearProgram:
             solution = highspy.HighsSolution()
             solution.col_value = list(start)
             solver.setSolution(solution)
-        solver.run()
+        if solver.run() == highspy.HighsStatus.kError:
+            # HiGHS has one pool of threads a process; one that was started for another number is refused.
+            highspy.Highs.resetGlobalScheduler(True)
+            solver.run()
         return _answer(solver, relaxed)
 
     def _model(self, relaxed: bool) -> highspy.HighsLp:
