@@ -5,8 +5,8 @@ READY := .venv/.ready
 
 .PHONY: demo test check bench frontier clean
 
-demo: $(READY)  ## will ResNet-50 fit, and is the answer true?
-	$(BIN)/python examples/estimate.py
+demo: $(READY)  ## ResNet-50 in half of its activation memory: planned, proven, measured, trained
+	$(BIN)/python examples/fit.py
 
 test: $(READY)  ## the fast tests
 	$(BIN)/python -m pytest -m "not slow"
