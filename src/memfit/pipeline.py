@@ -310,10 +310,13 @@ def _infeasible(
 ) -> InfeasibleBudget:
     share = smallest.expansion.extra_us / planner.problem.own_time_us
     lowering = ", ".join(repr(each) for each in TECHNIQUES if each not in recipe.allow)
+    advice = f"give a bigger budget, a smaller batch, or allow more ({lowering})"
+    if planner.floor_operation() < 0:  # a smaller batch does not help
+        advice = "give a bigger budget, or an optimizer that keeps less"
     return InfeasibleBudget(
         f"no plan of {format_bytes(limit)} was found: the smallest that was needs {format_bytes(smallest_bytes)} "
         f"({share:+.0%} time), and {floor_name(planner)} alone needs {format_bytes(planner.floor_bytes())}; "
-        f"give a bigger budget, a smaller batch, or allow more ({lowering})",
+        f"{advice}",
         smallest_bytes=smallest_bytes,
         floor_bytes=planner.floor_bytes(),
         operation=floor_name(planner),
