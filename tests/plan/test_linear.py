@@ -76,3 +76,11 @@ def test_a_program_can_be_solved_again_after_more_rows() -> None:
     program.solve(time_limit_s=5.0)
     program.at_most({left_out[0]: 1.0}, 0.0)
     assert program.solve(time_limit_s=5.0).objective == pytest.approx(100.0)
+
+
+def test_a_program_without_variables_holds_or_not() -> None:
+    program = LinearProgram()
+    program.at_most({}, 1.0)
+    assert program.solve(time_limit_s=1.0).values == []
+    program.at_most({}, -1.0)
+    assert program.solve(time_limit_s=1.0).values is None

@@ -61,6 +61,9 @@ class LinearProgram:
         give_up_above: float = math.inf,
     ) -> Answer:
         """Deterministic but for where the time limit falls. `start` is a point to begin from."""
+        if not self._costs:  # nothing to decide: HiGHS calls that an empty model, whatever the rows say
+            holds = all(lower <= 0.0 <= upper for lower, upper in zip(self._lower, self._upper, strict=True))
+            return Answer([], 0.0, 0.0) if holds else Answer(None, math.inf, math.inf)
         solver = highspy.Highs()
         for option, value in (
             ("output_flag", False),
