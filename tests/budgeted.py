@@ -1,8 +1,6 @@
 """Small models with a few megabytes of activations, to plan and to train."""
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 
 import torch
 from torch import nn
@@ -62,15 +60,6 @@ class Answering(nn.Module):
     def forward(self, features: torch.Tensor) -> Answer:
         logits = self.head(self.body(features))
         return Answer(loss=logits.square().mean(), logits=logits)
-
-
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine take longer than these tiny steps."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def images(count: int = 8) -> torch.Tensor:

@@ -26,14 +26,19 @@ def _own_cost_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(autouse=True)
-def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
     """Small steps are faster on one thread; what runs on several is tested elsewhere."""
     threads = torch.get_num_threads()
-    if {"cli", "benchmarks"} & {*request.path.parts}:
-        torch.set_num_threads(1)
+    torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread_in_these_folders(request: pytest.FixtureRequest) -> None:
+    if {"cli", "benchmarks"} & {*request.path.parts}:
+        request.getfixturevalue("one_thread")
 
 
 @pytest.fixture(autouse=True)

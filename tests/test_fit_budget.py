@@ -14,7 +14,6 @@ from budgeted import (
     assert_same,
     assert_untouched,
     images,
-    one_thread,
     rows,
     state_of,
     step,
@@ -26,11 +25,7 @@ from memfit.errors import ExecutionError, InfeasibleBudget, InvalidInput
 from memfit.measure.peak import measure_peak
 from memfit.plan.plan import Treatment
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

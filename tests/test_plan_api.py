@@ -16,7 +16,6 @@ from budgeted import (
     assert_same,
     assert_untouched,
     images,
-    one_thread,
     rows,
     state_of,
     step,
@@ -29,11 +28,7 @@ from memfit.ir import Compute
 from memfit.plan.plan import Treatment
 from memfit.plan.solve import Found
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from memfit.ir import Graph, Kind, Operation, Phase, Storage
-from memfit.plan.problem import Costs, Problem
+from memfit.plan.problem import Costs, Problem, numbers
 
 KIB = 1024
 
@@ -348,3 +348,8 @@ def _with_overwriting(draw: st.DrawFn, graph: Graph) -> Graph:
         if dying and draw(st.booleans()):
             operations[position] = dataclasses.replace(operation, overwrites=dying[0], may_overwrite=dying[0])
     return dataclasses.replace(graph, operations=tuple(operations))
+
+
+def names_of(problem: Problem, values: int) -> list[str]:
+    """What the values of a set are called."""
+    return [problem.graph.storages[problem.storages[number]].name for number in numbers(values)]

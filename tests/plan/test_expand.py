@@ -65,16 +65,16 @@ def assert_valid(graph: Graph, program: Program) -> None:
 
 def _step(graph: Graph, live: Counter[int], instruction: Instruction) -> None:
     if isinstance(instruction, Free):
-        assert live[instruction.storage] == 1
-        live[instruction.storage] = 0
+        assert live[instruction.storage] >= 1
+        live[instruction.storage] -= 1
         return
     operation = graph.operation(instruction.operation)
-    assert all(live[storage] == 1 for storage in operation.inputs)
+    assert all(live[storage] >= 1 for storage in operation.inputs)
     if instruction.in_place:
         assert operation.may_overwrite is not None
         live[operation.may_overwrite] = 0
-    live.update(operation.outputs)
-    assert all(live[storage] == 1 for storage in operation.outputs)
+    live.update(operation.outputs)  # only of what is held may there be a second copy for a while
+    assert all(live[storage] == 1 or storage in graph.held for storage in operation.outputs)
 
 
 def computed(instructions: Sequence[Instruction]) -> list[Compute]:
@@ -238,7 +238,6 @@ def test_the_area_over_a_budget_is_the_sum_over_all_turns() -> None:
     assert expansion.peak_bytes == 20
 
 
-@pytest.mark.xfail(strict=True, reason="the second copy of an output that is held is neither counted nor freed")
 def test_an_operation_whose_other_output_is_held_can_run_again() -> None:
     case = training(
         {"out": B, "statistics": C},
@@ -280,7 +279,6 @@ def test_the_eager_run_takes_nothing_extra_if_it_overwrites_a_gradient() -> None
     check(case, [0, 0], {})
 
 
-@pytest.mark.xfail(strict=True, reason="packed forms of values that are not decided about are made too soon")
 def test_a_packed_form_is_made_after_its_value_even_if_that_is_held() -> None:
     case = training(
         {"a": A, "out": B, "out_bits": A},

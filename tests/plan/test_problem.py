@@ -1,6 +1,6 @@
 import dataclasses
 
-from handmade import KIB, Case, Layer, Step, case_of, graph_of, training
+from handmade import KIB, Case, Layer, Step, case_of, graph_of, names_of, training
 
 from memfit.ir import ACCUMULATE, Graph, Kind, OptimizerMemory, Phase
 from memfit.plan.problem import Problem, handed_out_together, numbers
@@ -46,7 +46,7 @@ def test_numbers_of_a_set_come_smallest_first() -> None:
 
 def test_what_is_decided_about_is_made_by_the_forward_and_not_held() -> None:
     problem = CASE.problem()
-    assert problem.names_of(2 ** len(problem.storages) - 1) == ["a", "mask", "mean", "b", "mask_bits"]
+    assert names_of(problem, 2 ** len(problem.storages) - 1) == ["a", "mask", "mean", "b", "mask_bits"]
     assert problem.size_of(CASE.value("a", "mean")) == 5 * A
 
 
@@ -57,9 +57,9 @@ def test_values_that_do_not_matter_together_are_not_decided_about() -> None:
         Layer(Step("last", reads="big", makes="out")),
     ]
     problem = training(sizes, layers).problem()
-    assert problem.names_of(2 ** len(problem.storages) - 1) == ["big"]
+    assert names_of(problem, 2 ** len(problem.storages) - 1) == ["big"]
     more = training(sizes | {"tiny": 3 * KIB}, layers).problem()
-    assert more.names_of(2 ** len(more.storages) - 1) == ["big", "tiny"]
+    assert names_of(more, 2 ** len(more.storages) - 1) == ["big", "tiny"]
 
 
 def test_values_that_are_not_decided_about_live_to_the_end() -> None:

@@ -4,11 +4,11 @@ import dataclasses
 import itertools
 
 import pytest
-from handmade import KIB, Case, Layer, Step, training
+from handmade import KIB, Case, Layer, Step, names_of, training
 
 from memfit.errors import InvalidInput
 from memfit.ir import Graph
-from memfit.plan.select import names_of, selected_values
+from memfit.plan.select import selected_values
 
 SIZE = 100 * KIB
 PLACES = {

@@ -162,7 +162,7 @@ def test_where_working_in_place_is_faster_no_slower_schedule_is_below_the_bound(
 
 
 @pytest.mark.xfail(
-    strict=True, reason="the bound starts at zero and the search ends there, but in place there may be time to win"
+    strict=True, reason="a value is not made again only so that an operation that is faster in place can be so"
 )
 def test_so_they_are_where_working_in_place_is_faster() -> None:
     case = training(

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from budgeted import ConvNet, Perceptron, assert_untouched, images, one_thread, rows, state_of
+from budgeted import ConvNet, Perceptron, assert_untouched, images, rows, state_of
 from torch import nn
 
 import memfit
@@ -12,11 +12,7 @@ from memfit.errors import InvalidFile, InvalidInput
 from memfit.execute.compiled import CompiledCall
 from memfit.prove import check as checking
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

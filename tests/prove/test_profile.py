@@ -5,16 +5,12 @@ import json
 
 import pytest
 import torch
-from budgeted import ConvNet, assert_untouched, images, one_thread, state_of
+from budgeted import ConvNet, assert_untouched, images, state_of
 
 import memfit
 from memfit.errors import InvalidFile, InvalidInput
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    with one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,8 @@ class _Greedy:
         self._budget_bytes = budget_bytes
         self._kept = kept
         self._expander = Expander(problem)
-        self._wanted = everything_kept(problem) if start is None else list(start.wanted)
+        wanted = everything_kept(problem) if start is None else start.wanted
+        self._wanted = [values | kept for values in wanted]
         self._made_early = {} if start is None else dict(start.made_early)
         self._chosen = {} if start is None else start.chosen
         self._readers = _readers(problem)

@@ -58,7 +58,6 @@ class LinearProgram:
         relaxed: bool = False,
         start: Sequence[float] | None = None,
         gap: float = 0.0,
-        give_up_above: float = math.inf,
     ) -> Answer:
         """Deterministic but for where the time limit falls. `start` is a point to begin from."""
         if not self._costs:  # nothing to decide: HiGHS calls that an empty model, whatever the rows say
@@ -73,8 +72,6 @@ class LinearProgram:
             ("mip_rel_gap", gap),
         ):
             solver.setOptionValue(option, value)
-        if give_up_above < math.inf:
-            solver.setOptionValue("objective_bound", give_up_above)
         solver.passModel(self._model(relaxed))
         if start is not None and not relaxed:
             solution = highspy.HighsSolution()

@@ -103,9 +103,6 @@ class Problem:
     def size_of(self, values: int) -> int:
         return sum(self.sizes[number] for number in numbers(values))
 
-    def names_of(self, values: int) -> list[str]:
-        return [self.graph.storages[self.storages[number]].name for number in numbers(values)]
-
     @property
     def not_made_again(self) -> int:
         """Values that must be kept while they are read, because no way makes them again."""
@@ -196,7 +193,8 @@ class Problem:
             for number in numbers(turn.ways[0].needs):
                 read[number] = place
         for number, packer in self.packers.items():
-            made[number] = read[number] = max((made[each] for each in numbers(packer.needs)), default=0)
+            inputs = self.graph.operation(packer.operation).inputs
+            made[number] = read[number] = max((self._made_by.get(each, 0) for each in inputs), default=0)
         for number, storage in enumerate(self.storages):
             if storage in self.graph.written_back:
                 read[number] = len(self.forward) - 1

@@ -9,12 +9,12 @@ Note [What is inside a module]
 
 import fnmatch
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memfit.errors import InvalidInput
 from memfit.ir import Phase
-from memfit.plan.problem import Problem, numbers
+from memfit.plan.problem import Problem
 
 Selection = type | str | int
 
@@ -81,9 +81,3 @@ def _made_inside(problem: Problem, group: tuple[str, ...], modules: Mapping[str,
 
 def _top_names(modules: Mapping[str, Any]) -> str:
     return ", ".join(Counter(path.partition(".")[0] for path in modules if path)) or "none"
-
-
-def names_of(problem: Problem, values: int) -> Iterator[str]:
-    """What values are called, for messages."""
-    for number in numbers(values):
-        yield problem.graph.storages[problem.storages[number]].name

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator
 from memfit.errors import InfeasibleBudget
 from memfit.plan.expand import Expander, Expansion
 from memfit.plan.greedy import Choice, everything_kept, greedy
+from memfit.plan.links import Links
 from memfit.plan.problem import Problem
-from memfit.plan.staged import Links, StagedAnswer, StagedProgram
+from memfit.plan.staged import StagedAnswer, StagedProgram
 from memfit.units import format_bytes
 
 log = logging.getLogger(__name__)
