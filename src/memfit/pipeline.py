@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import hashlib
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,12 +21,13 @@ from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
 from memfit.errors import InfeasibleBudget, InvalidBudget, InvalidInput
 from memfit.execute.timing import operation_times
-from memfit.ir import Graph, Operation, OptimizerMemory, Program
+from memfit.ir import Compute, Graph, Operation, OptimizerMemory, Program
 from memfit.measure.cost import OperatorCost
 from memfit.measure.devices import CUDA_GRANULARITY_BYTES, Device
 from memfit.measure.optimizer import OptimizerLike, is_optimizer_name, optimizer_memory, optimizer_name
 from memfit.measure.probe import Progress, measured_costs
 from memfit.measure.roofline import roofline_times
+from memfit.ops.registry import find_lean_operator
 from memfit.plan.expand import program_of
 from memfit.plan.identity import identity_program
 from memfit.plan.plan import Plan, fates_of
@@ -99,6 +101,11 @@ class Prepared:
             optimizer=self.optimizer,
             granularity_bytes=self.granularity_bytes,
         ).peak_bytes
+
+    def can_run(self, program: Program) -> bool:
+        """Whether no instruction of a program goes a way that was not seen to be exact here."""
+        runs = [each.operation for each in (*program.forward, *program.backward) if isinstance(each, Compute)]
+        return all(self.costs.time_us[run] < math.inf for run in runs)
 
     @property
     def persistent_bytes(self) -> int:
@@ -178,7 +185,7 @@ def prepare(model: nn.Module, joint: Joint, sample: Sample, recipe: Recipe, *, e
         times = operation_times(joint, eager, model, sample)
         fresh_us, in_place_us = times.fresh_us, times.in_place_us
     else:
-        fresh_us = in_place_us = roofline_times(eager, recipe.device)
+        fresh_us = in_place_us = {**roofline_times(eager, recipe.device), **dict.fromkeys(_uncertain(eager), math.inf)}
     graph = handed_out_together(eager)
     workspace_by_name = dict(zip(_names(eager), workspaces, strict=True))
     return Prepared(
@@ -327,6 +334,11 @@ def _rewritten(joint: Joint, allow: Sequence[str]) -> tuple[str, ...]:
     if "chunk" not in allow:
         return ()
     return ("chunk",) if rewrite(joint) else ()
+
+
+def _uncertain(graph: Graph) -> list[str]:
+    """Alternatives that may be used only where they were seen to make the same bits."""
+    return [each.name for each in graph.alternatives if not find_lean_operator(each.technique).certain]
 
 
 def _names(graph: Graph) -> list[str]:

@@ -74,7 +74,11 @@ class Runner:
         except InvalidFile:
             return False
         limit = self.recipe.budget
-        return isinstance(limit, int) and prepared.peak_bytes(self.plan.program) <= limit
+        return (
+            isinstance(limit, int)
+            and prepared.can_run(self.plan.program)
+            and prepared.peak_bytes(self.plan.program) <= limit
+        )
 
 
 def _other_call(plan: Plan, example: Sample) -> str:

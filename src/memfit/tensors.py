@@ -20,3 +20,10 @@ def storage_key(tensor: torch.Tensor) -> int:
 def storage_bytes(tree: Any) -> int:
     """Bytes of all distinct storages of the tensors in a tree."""
     return sum({storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors_in(tree)}.values())
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors hold the same numbers bit for bit: NaN equals NaN, 0.0 does not equal -0.0."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))

@@ -12,6 +12,7 @@ from memfit.capture.trace import traced
 from memfit.execute.attach import attach
 from memfit.execute.compiled import CompiledCall
 from memfit.ir import ACCUMULATE, Compute, Free, Graph, Instruction, Phase, Program
+from memfit.ops.registry import find_lean_operator
 
 Planner = Callable[[Graph], Program]
 
@@ -60,7 +61,7 @@ def lazy_program(
 
     What is `forgotten` is made again for every backward operation that reads it. Where the input
     of an operation dies, `in_place` says by operation whether it is overwritten. `lean` takes every
-    alternative there is: smaller forms are kept, values and gradients are made from them.
+    alternative there is that is certain to be exact: smaller forms are kept, values and gradients are made from them.
     """
     runs = _Runs(graph, forgotten)
     for index, operation in enumerate(graph.operations):
@@ -104,9 +105,9 @@ class _Runs:
 
     def take_alternatives(self) -> None:
         for number, other in enumerate(self._graph.alternatives, len(self._graph.operations)):
-            if other.phase is Phase.BACKWARD:
+            if other.phase is Phase.BACKWARD and find_lean_operator(other.technique).certain:
                 self._instead[other.outputs] = number
-            elif not self._forms.intersection(other.outputs):
+            elif other.phase is Phase.FORWARD and not self._forms.intersection(other.outputs):
                 self._maker.update(dict.fromkeys(other.outputs, number))
 
     def turn_around(self, kept: set[int]) -> None:

@@ -97,3 +97,56 @@ def test_the_in_place_form_gives_the_same_bits(target: Any, rest: tuple[Any, ...
     result = form(overwritten, *args)
     assert result.data_ptr() == overwritten.data_ptr()
     assert torch.equal(result, expected)
+
+
+BACKWARD: list[tuple[Any, tuple[Any, ...]]] = [
+    (aten.threshold_backward.default, (0,)),
+    (aten.hardtanh_backward.default, (-0.5, 0.5)),
+    (aten.leaky_relu_backward.default, (0.1, False)),
+    (aten.gelu_backward.default, ()),
+    (aten.silu_backward.default, ()),
+    (aten.sigmoid_backward.default, ()),
+    (aten.tanh_backward.default, ()),
+    (aten.softplus_backward.default, (1.0, 20.0)),
+    (aten.hardsigmoid_backward.default, ()),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("target", "rest"), BACKWARD, ids=[str(target) for target, _ in BACKWARD])
+def test_a_gradient_written_over_the_one_it_starts_from_has_the_same_bits(
+    target: Any, rest: tuple[Any, ...], dtype: torch.dtype
+) -> None:
+    gradient, value = torch.randn(371, 113).to(dtype), torch.randn(371, 113).to(dtype)
+    assert_same_into_first(target, gradient, value, *rest)
+
+
+def test_the_gradient_of_elu_written_over_the_one_it_starts_from_has_the_same_bits() -> None:
+    gradient, value = torch.randn(371, 113), torch.randn(371, 113)
+    assert_same_into_first(aten.elu_backward.default, gradient, 0.7, 1.1, 0.9, False, value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(3, 5), (7, 4097), (513, 130), (4, 6, 70, 71), (2, 1)], ids=str)
+def test_a_softmax_of_any_axis_written_over_its_input_has_the_same_bits(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    for axis in range(len(shape)):
+        value, gradient = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+        for forward, backward in (
+            (aten._softmax.default, aten._softmax_backward_data.default),
+            (aten._log_softmax.default, aten._log_softmax_backward_data.default),
+        ):
+            result = forward(value, axis, False)
+            assert_same_into_first(forward, value, axis, False)
+            assert_same_into_first(backward, gradient, result, axis, dtype)
+
+
+def assert_same_into_first(target: Any, first: torch.Tensor, *args: Any) -> None:
+    form = in_place_form(target)
+    assert form is not None
+    expected = target(first, *args)
+    overwritten = first.clone()
+    result = form(overwritten, *args)
+    assert result.data_ptr() == overwritten.data_ptr()
+    assert torch.equal(result, expected)

@@ -3,7 +3,14 @@ import torch
 from tensors_to_pack import HALF, LAYOUTS, LENGTHS, assert_same_bits, with_special_values
 
 from memfit.ops.bits import pack
-from memfit.ops.relu import let_through, let_through_or_scale, pack_inside, pack_positive
+from memfit.ops.relu import (
+    let_through,
+    let_through_,
+    let_through_or_scale,
+    let_through_or_scale_,
+    pack_inside,
+    pack_positive,
+)
 
 aten = torch.ops.aten
 
@@ -60,3 +67,17 @@ def test_the_other_rectifiers_of_any_length(length: int) -> None:
     assert_same_bits(let_through(gradient, bits), aten.hardtanh_backward(gradient, values, -1.0, 1.0))
     expected = aten.leaky_relu_backward(gradient, values, 0.1, False)
     assert_same_bits(let_through_or_scale(gradient, pack_positive(values), 0.1), expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_gradient_can_be_overwritten(layout: str) -> None:
+    values, gradient = values_and_gradient(layout, torch.float32)
+    bits = pack_positive(values)
+    for function, form, constants in (
+        (let_through, let_through_, ()),
+        (let_through_or_scale, let_through_or_scale_, (0.1,)),
+    ):
+        own = gradient.clone()
+        made = form(own, bits, *constants)
+        assert made.data_ptr() == own.data_ptr()
+        assert_same_bits(made, function(gradient, bits, *constants))

@@ -142,7 +142,8 @@ class _Lowering:
         if not fresh:
             return  # a view
         args, kwargs = arguments_of(node)
-        may_overwrite, overwrites = self._overwritten(node, position)
+        may_overwrite = self._may_overwrite(node)
+        overwrites = may_overwrite if self._does_overwrite(node, position, may_overwrite) else None
         self._operations.append(
             Operation(
                 name=node.name,
@@ -181,6 +182,7 @@ class _Lowering:
             phase=phase,
             inputs=tuple(dict.fromkeys(self._inputs(node))),
             outputs=tuple(dict.fromkeys(made)),
+            may_overwrite=self._may_overwrite(node) if phase is Phase.BACKWARD else None,
             signature=signature.encode(node.target, args, kwargs),
             frame=self._frame(node),
             checkpoint=mark.checkpoint,
@@ -254,12 +256,12 @@ class _Lowering:
                     last_use[storage_key(value)] = position
         return last_use
 
-    def _overwritten(self, node: fx.Node, position: int) -> tuple[int | None, int | None]:
-        """What could be overwritten here, and what the eager run does overwrite, see Note [Overwriting] in `ir.py`."""
+    def _may_overwrite(self, node: fx.Node) -> int | None:
+        """The storage a node's first result could take over, see Note [Overwriting] in `ir.py`."""
         first: Any = node.args[0] if node.args else None
         if not isinstance(first, fx.Node) or in_place_form(node.target) is None:
-            return None, None
-        value, result = first.meta["val"], node.meta["val"]
+            return None
+        value, result = first.meta["val"], tensors_of(node)[0]
         index = self._indices[storage_key(value)]
         made_by_the_step = self._drafts[index].phase is not None and index not in self._tangents
         fills_it = value.numel() * value.element_size() == value.untyped_storage().nbytes()
@@ -270,12 +272,17 @@ class _Lowering:
             for tensor in tensors_of(source)
         )
         fits = (value.shape, value.stride(), value.dtype) == (result.shape, result.stride(), result.dtype)
-        if not (made_by_the_step and fills_it and is_alone and fits):
-            return None, None
+        return index if made_by_the_step and fills_it and is_alone and fits else None
+
+    def _does_overwrite(self, node: fx.Node, position: int, storage: int | None) -> bool:
+        """Whether the eager run overwrites a storage here, and nobody reads it afterwards."""
+        if storage is None:
+            return False
+        first: Any = node.args[0]
         phase = Phase.BACKWARD if is_backward(node) else Phase.FORWARD
-        dies_here = self._drafts[index].phase is phase and self._last_use[storage_key(value)] == position
+        dies_here = self._drafts[storage].phase is phase and self._last_use[storage_key(first.meta["val"])] == position
         differentiated = self._forward_targets.get(autograd_node(node))
-        return index, index if dies_here and works_in_place(node, differentiated) else None
+        return dies_here and works_in_place(node, differentiated)
 
     def _storages(self) -> Iterator[Storage]:
         read_in_backward = {

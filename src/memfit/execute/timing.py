@@ -18,6 +18,11 @@ Note [Equal calls]
     of all of them, over all steps, is what each is said to take. Minima add up to less than any
     step takes; the share of an operator in the step is the same with both.
 
+Note [Seen to be equal]
+    What an exact alternative makes is compared bit for bit with what the model's own operator made of the
+    same numbers, once, on this machine: libraries choose their algorithms by shape and processor. One that
+    differs takes forever, so that no plan has it.
+
 Note [Nothing remains]
     Operators run below autograd and write only into what the step itself made: parameters,
     gradients and buffers stay as they are (new values of buffers are dropped), and generators
@@ -26,6 +31,8 @@ Note [Nothing remains]
 
 import contextlib
 import dataclasses
+import logging
+import math
 import statistics
 import time
 from collections import defaultdict
@@ -37,14 +44,17 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
-from memfit.capture.nodes import is_alternative
+from memfit.capture.nodes import REMAKES, TECHNIQUE, is_alternative
 from memfit.capture.sample import Sample
 from memfit.capture.trace import ROOT, Joint
 from memfit.errors import InvalidModel
 from memfit.ir import Graph, Operation
 from memfit.ops.calls import faithful_call
 from memfit.ops.inplace import in_place_form
-from memfit.tensors import tensors_in
+from memfit.ops.registry import find_lean_operator
+from memfit.tensors import same_bits, tensors_in
+
+log = logging.getLogger(__name__)
 
 _Times = dict[str, float]  # microseconds by the name of an operation
 _Typical = dict[tuple[str, bool], float]  # microseconds by signature and whether it ran in place
@@ -73,7 +83,8 @@ def operation_times(
     `graph` is what `joint` was lowered to, and `joint` was not compiled yet. No step is begun after
     the time limit, but one of each kind is run, see Note [Other forms].
     """
-    plain, other = _timed_steps(_Step(joint, graph, model, sample), steps, time_limit_s)
+    step = _Step(joint, graph, model, sample)
+    plain, other = _timed_steps(step, steps, time_limit_s)
     typical = _typical(graph, plain, other)
     per_byte_us = _per_byte_us(graph, typical)
     fresh_us: _Times = {}
@@ -82,9 +93,16 @@ def operation_times(
         if not operation.signature:  # what autograd itself does is not in the captured graph
             fresh_us[operation.name] = per_byte_us * _bytes(graph, operation)
             continue
-        fresh_us[operation.name] = typical[operation.signature, False]
         if operation.may_overwrite is not None:
             in_place_us[operation.name] = typical[operation.signature, True]
+        if (operation.signature, False) in typical:
+            fresh_us[operation.name] = typical[operation.signature, False]
+        else:  # an alternative that overwrites, which into new memory moves as much as a copy on top
+            copied_bytes = 2 * graph.storages[operation.outputs[0]].size_bytes
+            fresh_us[operation.name] = typical[operation.signature, True] + per_byte_us * copied_bytes
+    for name in step.unequal:
+        log.info("%s does not make the same bits as the model's own operator here and is left out", name)
+        fresh_us[name] = in_place_us[name] = math.inf
     return OperationTimes(fresh_us=fresh_us, in_place_us=in_place_us)
 
 
@@ -99,7 +117,8 @@ def _typical(graph: Graph, plain: Sequence[_Times], other: Sequence[_Times]) -> 
         if operation.may_overwrite is not None:
             samples[operation.signature, not in_place] += [run[operation.name] for run in other]
     for alternative in graph.alternatives:
-        samples[alternative.signature, False] += [run[alternative.name] for run in other]
+        in_place = alternative.may_overwrite is not None
+        samples[alternative.signature, in_place] += [run[alternative.name] for run in other]
     return {form: statistics.median(times) for form, times in samples.items()}
 
 
@@ -135,6 +154,7 @@ class _Call:
     function: Callable[..., Any]
     copies_first: bool  # its first argument is overwritten and may still be needed
     dying: tuple[fx.Node, ...]  # nobody reads them afterwards
+    compared: tuple[fx.Node, ...]  # nor these, when they have been compared, see Note [Seen to be equal]
 
 
 class _Step:
@@ -153,6 +173,8 @@ class _Step:
                 "use memfit.measure.roofline.roofline_times, which estimates from sizes"
             )
         self._cuda = {tensor.device for tensor in tensors if tensor.is_cuda}
+        self._compared: set[str] = set()
+        self.unequal: set[str] = set()  # alternatives, see Note [Seen to be equal]
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -173,11 +195,27 @@ class _Step:
         spans: dict[str, list[tuple[Any, Any]]] = {}
         for call in self._other if other_forms else self._plain:
             waiting.append(_run(call, values, mark))
+            self._compare(call.node, values)
+            for node in call.compared:
+                del values[node]
             if call.node.name in self._timed:
                 spans[call.node.name], waiting = waiting, []
         for device in self._cuda:
             torch.cuda.synchronize(device)
         return {name: sum(_microseconds(*span) for span in each) for name, each in spans.items()}
+
+    def _compare(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> None:
+        """See Note [Seen to be equal]."""
+        if (
+            REMAKES not in node.meta
+            or node.name in self._compared
+            or not find_lean_operator(node.meta[TECHNIQUE]).exact
+        ):
+            return
+        self._compared.add(node.name)
+        pairs = zip(tensors_in(values[node]), tensors_in(values[node.meta[REMAKES]]), strict=True)
+        if not all(same_bits(made, own) for made, own in pairs):
+            self.unequal.add(node.name)
 
 
 def _run(call: _Call, values: dict[fx.Node, Any], mark: Callable[[], Any]) -> tuple[Any, Any]:
@@ -210,11 +248,13 @@ def _call(
     can_overwrite = operation is not None and operation.may_overwrite is not None
     does_overwrite = operation is not None and operation.overwrites is not None
     in_place = can_overwrite and does_overwrite != other_forms
+    compared = {node, node.meta[REMAKES]} if REMAKES in node.meta else set()
     return _Call(
         node=node,
         function=faithful_call(in_place_form(node.target)) if in_place else _function(module, node),
         copies_first=in_place and other_forms,
-        dying=tuple(dying),
+        dying=tuple(each for each in dying if each not in compared),
+        compared=tuple(each for each in dying if each in compared),
     )
 
 
@@ -236,9 +276,10 @@ def _dying(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
     dying: dict[fx.Node, list[fx.Node]] = {}
     read_later: set[fx.Node] = set()
     for node in reversed(nodes):
-        last_reads = [source for source in node.all_input_nodes if source not in read_later]
+        read = dict.fromkeys([*node.all_input_nodes, *([node.meta[REMAKES]] if REMAKES in node.meta else [])])
+        last_reads = [source for source in read if source not in read_later]
         dying[node] = [*last_reads, *([] if node in read_later else [node])]
-        read_later.update(node.all_input_nodes)
+        read_later.update(read)
     return dying
 
 

@@ -11,7 +11,7 @@ Note [Lean functions]
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -48,8 +48,11 @@ class LeanOperator:
     technique: str  # what switches it on: "lean", "8-bit"
     keeps: str  # in a sentence, for the table of operators
     exact: bool  # bit for bit what the model's own operators make
+    certain: bool = True  # False: exact for most shapes and processors, and used only where it was seen to be
     functions: tuple[Callable[..., Any], ...]
     alternatives: Callable[[Site], Iterable[Alternative]]
+    in_place: Mapping[Callable[..., Any], Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    # by function: the form that puts its (first) result into its first argument
 
 
 def value_of(node: Any) -> torch.Tensor | None:

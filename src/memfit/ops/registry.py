@@ -6,7 +6,9 @@ from typing import Any
 import torch
 
 from memfit.ops.batch_norm import BATCH_NORM
+from memfit.ops.batch_norm_backward import BATCH_NORM_BACKWARD
 from memfit.ops.bits import BITS
+from memfit.ops.convolution_backward import CONVOLUTION_BACKWARD
 from memfit.ops.cross_entropy import CROSS_ENTROPY
 from memfit.ops.dropout import DROPOUT
 from memfit.ops.lean import LeanOperator
@@ -20,6 +22,8 @@ LEAN_OPERATORS: tuple[LeanOperator, ...] = (
     RELU,
     MAX_POOL,
     BATCH_NORM,
+    BATCH_NORM_BACKWARD,
+    CONVOLUTION_BACKWARD,
     SIXTEEN_BIT,
     EIGHT_BIT,
     FOUR_BIT,
@@ -42,6 +46,19 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 def find_function(name: str) -> Callable[..., Any] | None:
     """The function of a lean operator with this name; no other function can be named."""
     return _FUNCTIONS.get(name)
+
+
+_IN_PLACE = {function: form for operator in LEAN_OPERATORS for function, form in operator.in_place.items()}
+
+
+def in_place_function(function: Any) -> Callable[..., Any] | None:
+    """The form of a lean operator's function that overwrites its first argument, if there is one."""
+    return _IN_PLACE.get(function)
+
+
+def find_lean_operator(name: str) -> LeanOperator:
+    """The lean operator of a name."""
+    return next(operator for operator in LEAN_OPERATORS if operator.name == name)
 
 
 def chosen(techniques: Collection[str]) -> tuple[LeanOperator, ...]:

@@ -42,11 +42,17 @@ def pack_positive(values: torch.Tensor) -> torch.Tensor:
 
 def let_through(gradient: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
     """The gradient where its bit is set, else zero."""
-    result = torch.empty_like(gradient)
+    return _let_through(gradient, bits, torch.empty_like(gradient))
+
+
+def let_through_(gradient: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
+    """The same, into the gradient."""
+    return _let_through(gradient, bits, gradient)
+
+
+def _let_through(gradient: torch.Tensor, bits: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     flat, flat_gradient = in_memory_order(result), in_memory_order(gradient)
-    scratch = gradient.new_empty(min(gradient.numel(), PIECE))
-    for piece, ones in spread(bits, gradient.numel()):
-        mask = scratch[: ones.numel()].copy_(ones)
+    for piece, mask in _masks(gradient, bits):
         # Not a product, which would let NaN and infinity through; not `where`, which is several times slower.
         aten.threshold_backward.grad_input(flat_gradient[piece], mask, 0, grad_input=flat[piece])
     return result
@@ -54,13 +60,28 @@ def let_through(gradient: torch.Tensor, bits: torch.Tensor) -> torch.Tensor:
 
 def let_through_or_scale(gradient: torch.Tensor, bits: torch.Tensor, slope: float) -> torch.Tensor:
     """The gradient where its bit is set, else `slope` times it."""
-    result = torch.empty_like(gradient)
+    return _let_through_or_scale(gradient, bits, slope, torch.empty_like(gradient))
+
+
+def let_through_or_scale_(gradient: torch.Tensor, bits: torch.Tensor, slope: float) -> torch.Tensor:
+    """The same, into the gradient."""
+    return _let_through_or_scale(gradient, bits, slope, gradient)
+
+
+def _let_through_or_scale(
+    gradient: torch.Tensor, bits: torch.Tensor, slope: float, result: torch.Tensor
+) -> torch.Tensor:
     flat, flat_gradient = in_memory_order(result), in_memory_order(gradient)
-    scratch = gradient.new_empty(min(gradient.numel(), PIECE))
-    for piece, ones in spread(bits, gradient.numel()):
-        mask = scratch[: ones.numel()].copy_(ones)
+    for piece, mask in _masks(gradient, bits):
         aten.leaky_relu_backward.grad_input(flat_gradient[piece], mask, slope, False, grad_input=flat[piece])
     return result
+
+
+def _masks(gradient: torch.Tensor, bits: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Piece by piece, the bits as ones and zeros of the gradient's own kind."""
+    scratch = gradient.new_empty(min(gradient.numel(), PIECE))
+    for piece, ones in spread(bits, gradient.numel()):
+        yield piece, scratch[: ones.numel()].copy_(ones)
 
 
 def _pack_where(values: torch.Tensor, condition: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
@@ -110,4 +131,5 @@ RELU = LeanOperator(
     exact=True,
     functions=(pack, pack_inside, pack_positive, let_through, let_through_or_scale),
     alternatives=_alternatives,
+    in_place={let_through: let_through_, let_through_or_scale: let_through_or_scale_},
 )

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from memfit.plan.expand import Expander, Expansion
-from memfit.plan.problem import Problem, numbers
+from memfit.plan.problem import Problem, Way, numbers
 
 _MOST_ROUNDS = 1000
 
@@ -54,7 +54,7 @@ class _Greedy:
         wanted = everything_kept(problem) if start is None else start.wanted
         self._wanted = [values | kept for values in wanted]
         self._made_early = {} if start is None else dict(start.made_early)
-        self._chosen = {} if start is None else start.chosen
+        self._chosen = {} if start is None else dict(start.chosen)
         self._readers = _readers(problem)
         self._forms = _smallest_forms(problem)
         for number in numbers(dropped if start is None else 0):
@@ -76,6 +76,8 @@ class _Greedy:
     def _drop_some(self, expansion: Expansion) -> bool:
         """Drop what covers the excess of the worst moment; False if nothing can be dropped there."""
         place, excess_bytes = self._worst(expansion)
+        if self._go_another_way(expansion, place):
+            return True
         live = expansion.live[place] & self._wanted[place] & ~self._kept
         turn = self._problem.backward[place]
         candidates = sorted((self._price(number, place), number) for number in numbers(live & ~turn.ways[0].needs))
@@ -86,6 +88,28 @@ class _Greedy:
             self._drop(number, place)
             freed_bytes += self._problem.sizes[number]
         return freed_bytes > 0
+
+    def _go_another_way(self, expansion: Expansion, place: int) -> bool:
+        """If a turn's own run is too high there, let it go the fastest way that needs less; False if there is none."""
+        ways = self._problem.backward[place].ways
+        gone = expansion.backward[place][-1]
+        if len(ways) == 1 or expansion.highest[place] != gone.operation:
+            return False
+        if expansion.peaks[place] <= max(self._budget_bytes, *expansion.forward_peaks):
+            return False  # it is the forward pass that is too high
+        used_bytes = self._used_bytes(gone)
+        live = expansion.live[place]
+        leaner = [
+            number
+            for number, way in enumerate(ways)
+            if self._used_bytes(way) < used_bytes and self._expander.cost(way.needs, live) < math.inf
+        ]
+        if leaner:
+            self._chosen[place] = min(leaner, key=lambda number: ways[number].time_us)
+        return bool(leaner)
+
+    def _used_bytes(self, way: Way) -> int:
+        return way.workspace_bytes + self._problem.size_of(way.needs & ~way.overwrites)
 
     def _worst(self, expansion: Expansion) -> tuple[int, int]:
         """The backward turn to free bytes at, and how many; for the forward pass that is the first turn."""

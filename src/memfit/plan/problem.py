@@ -80,7 +80,7 @@ class Problem:
         self.storages = _decided(graph)  # by number of a value
         self.bit = {storage: 1 << number for number, storage in enumerate(self.storages)}
         self.sizes = [self._rounded(storage) for storage in self.storages]
-        self._in_place = _in_place_for_certain(graph, self.bit)
+        self._taken = dict(_taken_for_certain(graph, self.bit))
         self._made_by = {each: place for place, op in enumerate(graph.operations) for each in op.outputs}
         self.makers = self._makers()
         self.packers = self._packers()
@@ -126,7 +126,7 @@ class Problem:
             operation=index,
             needs=self._bits(operation.inputs),
             makes=self._bits(operation.outputs),
-            time_us=in_place_us if index in self._in_place else self.costs.time_us[index],
+            time_us=in_place_us if index in self._taken else self.costs.time_us[index],
             in_place_us=in_place_us,
             workspace_bytes=self.costs.workspace_bytes[index],
             other_bytes=sum(self._rounded(each) for each in operation.outputs if each not in self.bit),
@@ -157,7 +157,8 @@ class Problem:
             is_own = index < len(self.graph.operations)
             if is_own and not self._runs_again:
                 continue
-            if operation.phase is Phase.FORWARD and not packed.intersection(operation.outputs):
+            possible = self.costs.time_us[index] < float("inf")
+            if possible and operation.phase is Phase.FORWARD and not packed.intersection(operation.outputs):
                 way = self.way(index)
                 for number in numbers(way.makes):
                     makers[number].append(way)
@@ -179,9 +180,19 @@ class Problem:
         turns: dict[Phase, list[Turn]] = {Phase.FORWARD: [], Phase.BACKWARD: []}
         for index, (operation, (before, during)) in enumerate(zip(self.graph.operations, levels, strict=True)):
             alternatives = others.get(operation.outputs, []) if operation.phase is Phase.BACKWARD else []
-            ways = tuple(self.way(each) for each in (index, *alternatives))
-            turns[operation.phase].append(Turn(ways, before, during))
+            ways = [self._way_instead(each, index) for each in (index, *alternatives)]
+            turns[operation.phase].append(Turn(tuple(_worth_trying(ways)), before, during))
         return turns[Phase.FORWARD], turns[Phase.BACKWARD]
+
+    def _way_instead(self, index: int, own: int) -> Way:
+        """A way to go at the turn of an operation: what is in place by one and not by the other is its workspace."""
+        way = self.way(index)
+        beside_bytes = self._taken_bytes(own) - self._taken_bytes(index)
+        return dataclasses.replace(way, workspace_bytes=way.workspace_bytes + beside_bytes) if beside_bytes else way
+
+    def _taken_bytes(self, index: int) -> int:
+        taken = self._taken.get(index)
+        return 0 if taken is None else self._rounded(taken)
 
     def _forward_lives(self) -> tuple[list[int], list[int]]:
         """By value: the forward turn that makes it and the last that reads it; written-back ones live to the end."""
@@ -207,6 +218,19 @@ def numbers(values: int) -> Iterator[int]:
         lowest = values & -values
         yield lowest.bit_length() - 1
         values ^= lowest
+
+
+def _worth_trying(ways: Sequence[Way]) -> list[Way]:
+    """Without ways that cannot be gone, and those that read as much as another, take as long and need as much."""
+    possible = [way for way in ways if way.time_us < float("inf")]
+    return [way for way in possible if not any(_is_better(other, way) for other in possible)]
+
+
+def _is_better(one: Way, other: Way) -> bool:
+    if one.needs & ~other.needs or one.overwrites != other.overwrites or one is other:
+        return False
+    ones, others = (one.time_us, one.workspace_bytes), (other.time_us, other.workspace_bytes)
+    return ones != others and ones[0] <= others[0] and ones[1] <= others[1]
 
 
 def handed_out_together(graph: Graph) -> Graph:
@@ -261,19 +285,17 @@ def _decided(graph: Graph) -> list[int]:
     return [storage for storage in made if storage not in small]
 
 
-def _in_place_for_certain(graph: Graph, decided: Container[int]) -> set[int]:
-    """Backward operations that take over a gradient which dies there, whatever is planned."""
+def _taken_for_certain(graph: Graph, decided: Container[int]) -> Iterator[tuple[int, int]]:
+    """Backward operations and alternatives that take over a gradient which dies there, whatever is planned."""
     last_read = {storage: place for place, each in enumerate(graph.operations) for storage in each.inputs}
+    place_of = {each.outputs: place for place, each in enumerate(graph.operations)}
     lasting = {*graph.resident, *graph.held, *graph.tangents}
-    return {
-        place
-        for place, each in enumerate(graph.operations)
-        if each.phase is Phase.BACKWARD
-        and each.may_overwrite is not None
-        and each.may_overwrite not in decided
-        and each.may_overwrite not in lasting
-        and last_read[each.may_overwrite] == place
-    }
+    for index, each in _all_operations(graph):
+        taken = each.may_overwrite
+        if each.phase is Phase.FORWARD or taken is None or taken in decided or taken in lasting:
+            continue
+        if last_read[taken] == place_of.get(each.outputs):
+            yield index, taken
 
 
 def _levels_without(

@@ -148,7 +148,7 @@ class _Search:
         self._report = report
         self._any_will_do = any_will_do
         self._best: Expansion | None = None
-        self._bound_us = self._least_own_us()
+        self._bound_us = self._least_us()
         self._log: list[str] = []
         self._stages: set[int] = set()
         self._forward_rows: set[int] = set()
@@ -205,8 +205,16 @@ class _Search:
         return self._cut(expansion)
 
     def _least_own_us(self) -> float:
-        """What the model's own operations take beyond the eager run, at best: less, where they work in place."""
-        return min(0.0, self._planner.unplanned.extra_us) - self._problem.gain_in_place_us
+        """What all turns take beyond the eager run if they go their first way: less, where that works in place."""
+        first_us = sum(turn.ways[0].time_us for turn in (*self._problem.forward, *self._problem.backward))
+        return first_us - self._problem.own_time_us - self._problem.gain_in_place_us
+
+    def _least_us(self) -> float:
+        """The same for the fastest way of every turn."""
+        turns = (*self._problem.forward, *self._problem.backward)
+        return self._least_own_us() - sum(
+            turn.ways[0].time_us - min(way.time_us for way in turn.ways) for turn in turns
+        )
 
     def _tried(self, answer: StagedAnswer) -> Expansion:
         """Walk an answer; if it is over the budget, repair what is by dropping more."""
@@ -306,7 +314,8 @@ class _Search:
             return True
         if self._best is None:
             return False
-        allowed_us = self._bound_us * (1 + _CLOSE_ENOUGH) + 0.001 * self._problem.own_time_us
+        least_us = min(0.0, self._least_us())  # what is shed comes on top of this
+        allowed_us = self._bound_us + _CLOSE_ENOUGH * (self._bound_us - least_us) + 0.001 * self._problem.own_time_us
         return self._any_will_do or self._best.extra_us <= allowed_us
 
     def _share(self, extra_us: float) -> float:
