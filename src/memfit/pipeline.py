@@ -10,13 +10,12 @@ from typing import Any
 
 import psutil
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit.capture.alternatives import extend
 from memfit.capture.lower import lower
-from memfit.capture.rewrite import rewrite
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
 from memfit.errors import InfeasibleBudget, InvalidBudget, InvalidInput
@@ -27,7 +26,7 @@ from memfit.measure.devices import CUDA_GRANULARITY_BYTES, Device
 from memfit.measure.optimizer import OptimizerLike, is_optimizer_name, optimizer_memory, optimizer_name
 from memfit.measure.probe import Progress, measured_costs
 from memfit.measure.roofline import roofline_times
-from memfit.ops.registry import find_lean_operator
+from memfit.ops.registry import LEAN_OPERATORS, find_lean_operator, name_of
 from memfit.plan.expand import program_of
 from memfit.plan.identity import identity_program
 from memfit.plan.plan import Plan, fates_of
@@ -89,6 +88,7 @@ class Prepared:
     optimizer: OptimizerMemory
     granularity_bytes: int
     unplanned_peak_bytes: int  # of the plain eager run
+    unplanned_step_us: float | None  # of its operators; None: those of the graph, which was not rewritten
     times_measured: bool
     rewrites: tuple[str, ...]
     seconds: float
@@ -157,37 +157,44 @@ def traced_for(
 
 def planned_graph(joint: Joint, recipe: Recipe) -> Graph:
     """The graph that programs of a recipe are written for. Changes the traced graph: once for a trace."""
-    _rewritten(joint, recipe.allow)
     extend(joint, recipe.allow)
     return handed_out_together(lower(joint))
 
 
-def prepare(model: nn.Module, joint: Joint, sample: Sample, recipe: Recipe, *, extended: bool = False) -> Prepared:
-    """Lower a traced call and measure what its operations cost. `extended`: `planned_graph` was called before."""
+def prepare(
+    model: nn.Module, joint: Joint, sample: Sample, recipe: Recipe, *, before: "Traced | None" = None
+) -> Prepared:
+    """Lower a traced call and measure what its operations cost.
+
+    `before` is the trace as it was, if `planned_graph` has been called since.
+    """
     start = time.monotonic()
-    rewrites = recipe.rewrites
-    if not extended:
-        rewrites = _rewritten(joint, recipe.allow)
+    plain = before or Traced.of(joint)
+    if before is None:
         extend(joint, recipe.allow)
     eager = lower(joint)
-    memory = step_optimizer_memory(recipe.optimizer, model, eager, recipe.device)
+    memory = step_optimizer_memory(recipe.optimizer, model, plain.graph, recipe.device)
+    measured = recipe.device is None and could_run_here(plain.graph, memory)
     device = device_of(model)
-    measured = recipe.device is None and could_run_here(eager, memory)
-    costs = operator_costs(eager, device, recipe.progress) if measured else {}
-    eager = with_real_sizes(eager, costs)
-    workspaces = [workspace_bytes(eager, each, costs) for each in (*eager.operations, *eager.alternatives)]
     granularity = granularity_bytes(model, recipe.device)
-    unplanned = simulate(
-        eager, identity_program(eager), workspace_bytes=workspaces, optimizer=memory, granularity_bytes=granularity
-    )
+    sized, workspaces = _with_costs(eager, device, recipe.progress, measured=measured)
     runs_here = measured and not _is_fake(model, sample)
-    if runs_here:
-        times = operation_times(joint, eager, model, sample)
-        fresh_us, in_place_us = times.fresh_us, times.in_place_us
+    fresh_us, in_place_us = _times(joint.graph_module, sized, model, sample, recipe, runs_here=runs_here)
+    step_us: float | None = None
+    if plain.is_rewritten_as(eager):
+        sized_plain, plain_workspaces = _with_costs(plain.graph, device, recipe.progress, measured=measured)
+        step_us = _step_us(plain, sized_plain, model, sample, recipe, runs_here=runs_here)
     else:
-        fresh_us = in_place_us = {**roofline_times(eager, recipe.device), **dict.fromkeys(_uncertain(eager), math.inf)}
-    graph = handed_out_together(eager)
-    workspace_by_name = dict(zip(_names(eager), workspaces, strict=True))
+        sized_plain, plain_workspaces = sized, workspaces
+    unplanned = simulate(
+        sized_plain,
+        identity_program(sized_plain),
+        workspace_bytes=plain_workspaces,
+        optimizer=memory,
+        granularity_bytes=granularity,
+    )
+    graph = handed_out_together(sized)
+    workspace_by_name = dict(zip(_names(sized), workspaces, strict=True))
     return Prepared(
         graph=graph,
         costs=Costs(
@@ -198,10 +205,67 @@ def prepare(model: nn.Module, joint: Joint, sample: Sample, recipe: Recipe, *, e
         optimizer=memory,
         granularity_bytes=granularity,
         unplanned_peak_bytes=unplanned.peak_bytes,
+        unplanned_step_us=step_us,
         times_measured=runs_here,
-        rewrites=rewrites,
+        rewrites=_rewrites(plain.graph, graph),
         seconds=time.monotonic() - start,
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A trace as the eager run computes it, before techniques rewrite it."""
+
+    module: fx.GraphModule
+    graph: Graph
+
+    @classmethod
+    def of(cls, joint: Joint) -> "Traced":
+        graph = fx.Graph()
+        copied: dict[fx.Node, fx.Node] = {}
+        output: Any = graph.graph_copy(joint.graph_module.graph, copied)
+        own = joint.graph_module.graph.output_node()
+        graph.output(output).meta.update(own.meta)
+        return cls(module=fx.GraphModule(joint.graph_module, graph), graph=lower(joint))
+
+    def is_rewritten_as(self, graph: Graph) -> bool:
+        """Whether a graph has other operations of the model's own."""
+        return [each.name for each in self.graph.operations] != [each.name for each in graph.operations]
+
+
+def _with_costs(graph: Graph, device: str, progress: Progress | None, *, measured: bool) -> tuple[Graph, list[int]]:
+    """A graph with the sizes its operators were seen to make, and the workspace of each."""
+    costs = operator_costs(graph, device, progress) if measured else {}
+    graph = with_real_sizes(graph, costs)
+    return graph, [workspace_bytes(graph, each, costs) for each in (*graph.operations, *graph.alternatives)]
+
+
+def _times(
+    module: fx.GraphModule, graph: Graph, model: nn.Module, sample: Sample, recipe: Recipe, *, runs_here: bool
+) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """Microseconds by name, of runs into new memory and of runs in place."""
+    if runs_here:
+        times = operation_times(module, graph, model, sample)
+        return times.fresh_us, times.in_place_us
+    estimated = {**roofline_times(graph, recipe.device), **dict.fromkeys(_uncertain(graph), math.inf)}
+    return estimated, estimated
+
+
+def _step_us(
+    plain: Traced, graph: Graph, model: nn.Module, sample: Sample, recipe: Recipe, *, runs_here: bool
+) -> float:
+    """What the operators of a step take before the graph is rewritten."""
+    if runs_here:
+        return operation_times(plain.module, graph, model, sample, steps=3, time_limit_s=2.0).step_us(graph)
+    estimated = roofline_times(graph, recipe.device)
+    return sum(estimated[each.name] for each in graph.operations)
+
+
+def _rewrites(plain: Graph, graph: Graph) -> tuple[str, ...]:
+    """Lean operators that stand among the model's own operations."""
+    own = {name_of(function): each.name for each in LEAN_OPERATORS for function in each.functions}
+    found = {own[each.target] for each in graph.operations if each.target in own}
+    return tuple(sorted(found - {own.get(each.target) for each in plain.operations}))
 
 
 def make_planner(model: nn.Module, prepared: Prepared, recipe: Recipe) -> Planner:
@@ -251,6 +315,8 @@ def make_plan(model: nn.Module, sample: Sample, planner: Planner, prepared: Prep
     """Solve, and write down what was found and what is known about it."""
     start = time.monotonic()
     solution, limit = solve(planner, prepared, recipe)
+    own_us = planner.problem.own_time_us
+    step_us = own_us if prepared.unplanned_step_us is None else prepared.unplanned_step_us
     program = program_of(planner.problem, solution.expansion)
     graph = prepared.graph
     return Plan(
@@ -271,9 +337,9 @@ def make_plan(model: nn.Module, sample: Sample, planner: Planner, prepared: Prep
         optimizer_state_bytes=prepared.optimizer.state_bytes,
         floor_bytes=planner.floor_bytes(),
         floor_operation=floor_name(planner),
-        step_us=planner.problem.own_time_us,
-        extra_us=solution.expansion.extra_us,
-        bound_us=solution.bound_us,
+        step_us=step_us,
+        extra_us=solution.expansion.extra_us + own_us - step_us,
+        bound_us=solution.bound_us + own_us - step_us,
         times_measured=prepared.times_measured,
         plan_seconds=prepared.seconds + time.monotonic() - start,
         log=solution.log,
@@ -328,12 +394,6 @@ def _infeasible(
         floor_bytes=planner.floor_bytes(),
         operation=floor_name(planner),
     )
-
-
-def _rewritten(joint: Joint, allow: Sequence[str]) -> tuple[str, ...]:
-    if "chunk" not in allow:
-        return ()
-    return ("chunk",) if rewrite(joint) else ()
 
 
 def _uncertain(graph: Graph) -> list[str]:

@@ -19,6 +19,7 @@ from memfit.execute.compiled import CompiledCall
 from memfit.pipeline import (
     Prepared,
     Recipe,
+    Traced,
     describe_sample,
     make_plan,
     make_planner,
@@ -50,6 +51,7 @@ class Runner:
         return self  # what it holds does not change with the copy
 
     def _planned(self, model: nn.Module, joint: Joint, example: Sample) -> CompiledCall:
+        before = Traced.of(joint)
         if self.plan is not None:
             graph = planned_graph(joint, self.recipe)
             if graph.digest() == self.plan.program.graph_digest:
@@ -57,7 +59,7 @@ class Runner:
                 return CompiledCall(joint, graph, self.plan.program)
             if self.only_the_plan:
                 raise InvalidFile(_other_call(self.plan, example))
-        prepared = prepare(model, joint, example, self.recipe, extended=self.plan is not None)
+        prepared = prepare(model, joint, example, self.recipe, before=before if self.plan is not None else None)
         if self.plan is not None and self._still_fits(prepared):
             return CompiledCall(joint, prepared.graph, self.plan.program)
         made = make_plan(model, example, make_planner(model, prepared, self.recipe), prepared, self.recipe)

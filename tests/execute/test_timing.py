@@ -27,7 +27,7 @@ def captured(model, sample, techniques=()):
 
 def timed(model, sample, techniques=(), **options):
     joint, graph, model, example = captured(model, sample, techniques)
-    return graph, operation_times(joint, graph, model, example, **{"steps": 2, **options})
+    return graph, operation_times(joint.graph_module, graph, model, example, **{"steps": 2, **options})
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -65,7 +65,7 @@ def test_timed_steps_compute_what_the_eager_run_computes(name, other_forms, monk
     make_model, make_batch = MODELS[name]
     model, batch = make_model(), make_batch()
     joint, *rest = captured(model, batch, ("lean",))
-    step = timing._Step(joint, *rest)
+    step = timing._Step(joint.graph_module, *rest)
     seen = []
     run = timing._run
     monkeypatch.setattr(timing, "_run", lambda call, values, mark: seen.append(values) or run(call, values, mark))
@@ -141,7 +141,7 @@ def test_steps_are_as_many_as_asked_for_and_the_time_allows(steps, seconds, plai
 def test_a_caller_in_the_middle_of_something_is_not_disturbed():
     joint, graph, model, sample = captured(ConvNet(), torch.randn(4, 3, 8, 8))
     with torch.autocast("cpu"), torch.inference_mode():
-        operation_times(joint, graph, model, sample, steps=1)
+        operation_times(joint.graph_module, graph, model, sample, steps=1)
         assert torch.is_autocast_enabled("cpu")
         assert torch.is_inference_mode_enabled()
 
@@ -150,7 +150,7 @@ def test_times_can_be_taken_while_the_trace_is_open():
     model, sample = ConvNet(), Sample.of(torch.randn(4, 3, 8, 8))
     with traced(model, sample) as joint:
         graph = lower(joint)
-        assert operation_times(joint, graph, model, sample, steps=1).step_us(graph) > 0
+        assert operation_times(joint.graph_module, graph, model, sample, steps=1).step_us(graph) > 0
 
 
 def test_a_model_without_weights_is_refused():
@@ -158,7 +158,7 @@ def test_a_model_without_weights_is_refused():
         model = nn.Linear(2, 2)
     joint, graph, *rest = captured(model, torch.randn(1, 2))
     with pytest.raises(InvalidModel, match="roofline"):
-        operation_times(joint, graph, *rest)
+        operation_times(joint.graph_module, graph, *rest)
 
 
 def handmade(*operations):

@@ -15,8 +15,9 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
-from memfit.capture.nodes import FORM_OF, REMAKES, TECHNIQUE, is_alternative, is_backward, tensors_of
+from memfit.capture.nodes import FORM_OF, INHERITED, REMAKES, TECHNIQUE, is_alternative, is_backward, tensors_of
 from memfit.capture.rewrite import rewrite
+from memfit.capture.tie import tie
 from memfit.capture.trace import Joint
 from memfit.ops.lean import Alternative, LeanOperator, Site
 from memfit.ops.registry import chosen
@@ -24,9 +25,11 @@ from memfit.tensors import storage_key
 
 
 def extend(joint: Joint, techniques: Collection[str]) -> None:
-    """Add every alternative that the lean operators of these techniques offer; "chunk" rewrites the graph first."""
+    """Add every alternative that the lean operators of these techniques offer; some rewrite the graph first."""
     if "chunk" in techniques:
         rewrite(joint)
+    if "lean" in techniques:
+        tie(joint)
     graph = joint.graph_module.graph
     writer = _Writer(graph)
     operators = chosen(techniques)
@@ -65,9 +68,6 @@ def _described(graph: fx.Graph, kept: set[int]) -> Iterator[Site]:
             shown.add(key)
 
 
-_INHERITED = ("custom", "partitioner_tag", "autograd_backward", "seq_nr")
-
-
 class _Writer:
     """Puts nodes where all they read exists, each call once."""
 
@@ -94,7 +94,7 @@ class _Writer:
             node = self._graph.create_node("call_function", alternative.function, args, name=name)
         self._last[anchor] = node
         self._places[node] = self._places[anchor]
-        node.meta = {key: of.meta[key] for key in _INHERITED if key in of.meta}
+        node.meta = {key: of.meta[key] for key in INHERITED if key in of.meta}
         node.meta["val"] = self._made(alternative, args)
         node.meta[TECHNIQUE] = operator.name
         node.meta |= {FORM_OF: (of, alternative.form)} if alternative.form else {REMAKES: of}

@@ -1,5 +1,6 @@
 """Questions to ask a node of torch's joint graph."""
 
+import contextlib
 import operator
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from memfit import _torch
 from memfit.capture.record import ANNOTATION, Mark, draws
 from memfit.tensors import storage_key, tensors_in
 
@@ -15,6 +17,19 @@ REMAKES = "memfit_remakes"  # on alternatives that make a value again: the node 
 FORM_OF = "memfit_form_of"  # on alternatives that make a smaller form: the node whose value it is, and the form's name
 
 _NO_MARK = Mark(module="", source="", in_place=False)
+
+
+INHERITED = ("custom", "partitioner_tag", "autograd_backward", "seq_nr")  # marks of a node that what replaces it takes
+
+
+def write_call(graph: fx.Graph, like: fx.Node, function: Any, args: tuple[Any, ...]) -> fx.Node:
+    """A new call in the place and with the marks of a node; what it makes is learned without memory."""
+    node = graph.call_function(function, args)
+    node.meta = {key: like.meta[key] for key in INHERITED if key in like.meta}
+    values = pytree.tree_map_only(fx.Node, lambda source: source.meta["val"], args)
+    with torch.no_grad(), _torch.detect_fake_mode(values) or contextlib.nullcontext():
+        node.meta["val"] = function(*values)
+    return node
 
 
 def tensors_of(node: fx.Node) -> list[torch.Tensor]:

@@ -6,16 +6,14 @@ states, weight and bias. If anything else reads a value in between (the logits a
 the loss is smoothed or weighted by class), everything stays as it is.
 """
 
-import contextlib
 import dataclasses
 import operator
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
-from memfit import _torch
+from memfit.capture.nodes import write_call
 from memfit.capture.trace import Joint
 from memfit.ops import cross_entropy
 from memfit.ops.cross_entropy import gradients_of_linear, loss_of_linear
@@ -170,17 +168,21 @@ def _replace(graph: fx.Graph, match: _Match) -> None:
     dtype = match.loss.meta["val"][0].dtype
     with graph.inserting_before(match.loss):
         target = _for_all_positions(graph, match, target, ignore_index)
-        forward = _call(
+        forward = write_call(
             graph, match.loss, loss_of_linear, (hidden, weight, bias, target, reduction, ignore_index, dtype)
         )
-        loss, number, of_rows = (_call(graph, match.loss, operator.getitem, (forward, place)) for place in range(3))
+        loss, number, of_rows = (
+            write_call(graph, match.loss, operator.getitem, (forward, place)) for place in range(3)
+        )
     wanted = [end is not None for end in match.ends]
     with graph.inserting_before(match.loss_backward):
         given = (match.loss_backward.args[0], hidden, weight, bias, target, number, of_rows)
-        backward = _call(graph, match.loss_backward, gradients_of_linear, (*given, reduction, ignore_index, wanted))
+        backward = write_call(
+            graph, match.loss_backward, gradients_of_linear, (*given, reduction, ignore_index, wanted)
+        )
         for place, end in enumerate(match.ends):
             if end is not None:
-                end.replace_all_uses_with(_call(graph, match.loss_backward, operator.getitem, (backward, place)))
+                end.replace_all_uses_with(write_call(graph, match.loss_backward, operator.getitem, (backward, place)))
     for user in list(match.loss.users):
         user.replace_all_uses_with((loss, number)[user.args[1]])  # type: ignore[index]
     for node in reversed(match.inner):
@@ -193,20 +195,7 @@ def _for_all_positions(graph: fx.Graph, match: _Match, target: fx.Node, ignore_i
         return target
     count, start, end = match.positions
     sequences = match.product.meta["val"].shape[0] // count
-    shaped = _call(graph, match.loss, aten.view.default, (target, [sequences, end - start]))
+    shaped = write_call(graph, match.loss, aten.view.default, (target, [sequences, end - start]))
     padding = [start, count - end]
-    padded = _call(graph, match.loss, aten.constant_pad_nd.default, (shaped, padding, ignore_index))
-    return _call(graph, match.loss, aten.view.default, (padded, [sequences * count]))
-
-
-def _call(graph: fx.Graph, like: fx.Node, function: Any, args: tuple[Any, ...]) -> fx.Node:
-    """A node in the place and with the marks of another."""
-    node = graph.call_function(function, args)
-    node.meta = {key: like.meta[key] for key in _INHERITED if key in like.meta}
-    values = pytree.tree_map_only(fx.Node, lambda source: source.meta["val"], args)
-    with torch.no_grad(), _torch.detect_fake_mode(values) or contextlib.nullcontext():
-        node.meta["val"] = function(*values)
-    return node
-
-
-_INHERITED = ("custom", "partitioner_tag", "autograd_backward", "seq_nr")
+    padded = write_call(graph, match.loss, aten.constant_pad_nd.default, (shaped, padding, ignore_index))
+    return write_call(graph, match.loss, aten.view.default, (padded, [sequences * count]))

@@ -46,7 +46,7 @@ from torch.utils import _pytree as pytree
 from memfit import _torch
 from memfit.capture.nodes import REMAKES, TECHNIQUE, is_alternative
 from memfit.capture.sample import Sample
-from memfit.capture.trace import ROOT, Joint
+from memfit.capture.trace import ROOT
 from memfit.errors import InvalidModel
 from memfit.ir import Graph, Operation
 from memfit.ops.calls import faithful_call
@@ -76,14 +76,14 @@ class OperationTimes:
 
 
 def operation_times(
-    joint: Joint, graph: Graph, model: nn.Module, sample: Sample, *, steps: int = 5, time_limit_s: float = 4.0
+    module: fx.GraphModule, graph: Graph, model: nn.Module, sample: Sample, *, steps: int = 5, time_limit_s: float = 4.0
 ) -> OperationTimes:
     """Run steps of `model` on `sample` and tell what every operation and alternative of `graph` took.
 
-    `graph` is what `joint` was lowered to, and `joint` was not compiled yet. No step is begun after
+    `graph` is what the traced graph in `module` was lowered to, and that was not compiled yet. No step is begun after
     the time limit, but one of each kind is run, see Note [Other forms].
     """
-    step = _Step(joint, graph, model, sample)
+    step = _Step(module, graph, model, sample)
     plain, other = _timed_steps(step, steps, time_limit_s)
     typical = _typical(graph, plain, other)
     per_byte_us = _per_byte_us(graph, typical)
@@ -160,12 +160,12 @@ class _Call:
 class _Step:
     """A captured graph and real inputs for it, to be run with the clock in hand."""
 
-    def __init__(self, joint: Joint, graph: Graph, model: nn.Module, sample: Sample) -> None:
+    def __init__(self, module: fx.GraphModule, graph: Graph, model: nn.Module, sample: Sample) -> None:
         operations = {operation.name: operation for operation in (*graph.operations, *graph.alternatives)}
         self._timed = operations.keys()
-        self._plain = _calls(joint.graph_module, operations, other_forms=False)
-        self._other = _calls(joint.graph_module, operations, other_forms=True)
-        self._inputs = _inputs(joint.graph_module.graph, model, sample)
+        self._plain = _calls(module, operations, other_forms=False)
+        self._other = _calls(module, operations, other_forms=True)
+        self._inputs = _inputs(module.graph, model, sample)
         tensors = tensors_in(list(self._inputs.values()))
         if any(isinstance(tensor, _torch.FakeTensor) for tensor in tensors):
             raise InvalidModel(

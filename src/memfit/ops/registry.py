@@ -15,6 +15,7 @@ from memfit.ops.lean import LeanOperator
 from memfit.ops.lossy import EIGHT_BIT, FOUR_BIT, SIXTEEN_BIT
 from memfit.ops.max_pool import MAX_POOL
 from memfit.ops.relu import RELU
+from memfit.ops.tied_embedding import TIED_EMBEDDING
 
 LEAN_OPERATORS: tuple[LeanOperator, ...] = (
     BITS,
@@ -28,6 +29,7 @@ LEAN_OPERATORS: tuple[LeanOperator, ...] = (
     EIGHT_BIT,
     FOUR_BIT,
     CROSS_ENTROPY,
+    TIED_EMBEDDING,
 )
 
 
