@@ -128,7 +128,7 @@ def test_the_gradient_of_a_tied_parameter_takes_time_to_add_up():
 
 
 @pytest.mark.parametrize(
-    ("steps", "seconds", "plain", "other"), [(5, 0.0, 1, 1), (1, 60.0, 1, 1), (2, 60.0, 2, 1), (5, 60.0, 5, 3)]
+    ("steps", "seconds", "plain", "other"), [(5, 0.0, 1, 1), (1, 60.0, 1, 1), (2, 60.0, 2, 2), (5, 60.0, 5, 5)]
 )
 def test_steps_are_as_many_as_asked_for_and_the_time_allows(steps, seconds, plain, other, monkeypatch):
     runs = []
@@ -208,3 +208,11 @@ def test_times_on_cuda_are_those_of_the_device():
     model = nn.Linear(2048, 2048, device="cuda")
     graph, times = timed(model, torch.randn(4096, 2048, device="cuda"), steps=3)
     assert times.step_us(graph) > 3 * 2 * 4096 * 2048**2 / 1e9  # no card computes 1e15 flops a second
+
+
+def test_a_step_that_was_disturbed_as_a_whole_counts_like_the_others():
+    graph, _ = timed(ConvNet(), torch.randn(4, 3, 8, 8))
+    names = [each.name for each in graph.operations if each.signature]
+    quiet = dict.fromkeys(names, 2.0)
+    disturbed = dict.fromkeys(names, 14.0)
+    assert timing._undisturbed(graph, [disturbed, quiet], [disturbed]) == ([quiet, quiet], [quiet])

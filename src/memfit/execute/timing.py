@@ -18,6 +18,11 @@ Note [Equal calls]
     of all of them, over all steps, is what each is said to take. Minima add up to less than any
     step takes; the share of an operator in the step is the same with both.
 
+Note [Disturbed steps]
+    Other programs on the machine make some steps slower than others, and with them everything in them. What a
+    plan needs is how operators compare, so the times of every step are scaled to those of the fastest, by what the
+    operators take together that run in one form only, and so in every step alike.
+
 Note [Seen to be equal]
     What an exact alternative makes is compared bit for bit with what the model's own operator made of the
     same numbers, once, on this machine: libraries choose their algorithms by shape and processor. One that
@@ -84,7 +89,7 @@ def operation_times(
     the time limit, but one of each kind is run, see Note [Other forms].
     """
     step = _Step(module, graph, model, sample)
-    plain, other = _timed_steps(step, steps, time_limit_s)
+    plain, other = _undisturbed(graph, *_timed_steps(step, steps, time_limit_s))
     typical = _typical(graph, plain, other)
     per_byte_us = _per_byte_us(graph, typical)
     fresh_us: _Times = {}
@@ -104,6 +109,18 @@ def operation_times(
         log.info("%s does not make the same bits as the model's own operator here and is left out", name)
         fresh_us[name] = in_place_us[name] = math.inf
     return OperationTimes(fresh_us=fresh_us, in_place_us=in_place_us)
+
+
+def _undisturbed(graph: Graph, plain: Sequence[_Times], other: Sequence[_Times]) -> tuple[list[_Times], list[_Times]]:
+    """See Note [Disturbed steps]."""
+    alike = [each.name for each in graph.operations if each.signature and each.may_overwrite is None]
+    together_us = [sum(run[name] for name in alike) for run in (*plain, *other)]
+    least_us = min(together_us)
+    scaled = [
+        {name: time_us * least_us / total_us for name, time_us in run.items()} if total_us > 0 else run
+        for run, total_us in zip((*plain, *other), together_us, strict=True)
+    ]
+    return scaled[: len(plain)], scaled[len(plain) :]
 
 
 def _typical(graph: Graph, plain: Sequence[_Times], other: Sequence[_Times]) -> _Typical:
@@ -134,14 +151,14 @@ def _bytes(graph: Graph, operation: Operation) -> int:
 
 
 def _timed_steps(step: "_Step", steps: int, time_limit_s: float) -> tuple[list[_Times], list[_Times]]:
-    """Plain steps, and half as many in other forms; those that warm up are left out if there are more."""
+    """Plain steps and steps in other forms in turns; those that warm up are left out if there are more."""
     deadline = time.perf_counter() + time_limit_s
     plain: list[_Times] = []
     other: list[_Times] = []
     with step.running():
         while not other or (len(plain) < steps and time.perf_counter() < deadline):
             plain.append(step.run())
-            if len(plain) % 2 and (not other or time.perf_counter() < deadline):
+            if not other or time.perf_counter() < deadline:
                 other.append(step.run(other_forms=True))
     return plain[1:] or plain, other[1:] or other
 
