@@ -5,7 +5,7 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import torch
@@ -173,7 +173,7 @@ def prepare(model: nn.Module, joint: Joint, sample: Sample, recipe: Recipe, *, e
     unplanned = simulate(
         eager, identity_program(eager), workspace_bytes=workspaces, optimizer=memory, granularity_bytes=granularity
     )
-    runs_here = measured and not _is_fake(model, sample)
+    runs_here = measured and not is_fake(model, sample)
     if runs_here:
         times = operation_times(joint, eager, model, sample)
         fresh_us, in_place_us = times.fresh_us, times.in_place_us
@@ -244,8 +244,22 @@ def make_plan(model: nn.Module, sample: Sample, planner: Planner, prepared: Prep
     """Solve, and write down what was found and what is known about it."""
     start = time.monotonic()
     solution, limit = solve(planner, prepared, recipe)
+    seconds = prepared.seconds + time.monotonic() - start
+    return write_plan(model, sample, planner, prepared, recipe, solution, limit, seconds)
+
+
+def write_plan(
+    model: nn.Module,
+    sample: Sample,
+    planner: Planner,
+    prepared: Prepared,
+    recipe: Recipe,
+    solution: Solution,
+    limit: int | None,
+    seconds: float,
+) -> Plan:
+    """A solution and what is known about it, as a plan."""
     program = program_of(planner.problem, solution.expansion)
-    graph = prepared.graph
     return Plan(
         model=type(model).__name__,
         model_digest=model_digest(model),
@@ -268,9 +282,9 @@ def make_plan(model: nn.Module, sample: Sample, planner: Planner, prepared: Prep
         extra_us=solution.expansion.extra_us,
         bound_us=solution.bound_us,
         times_measured=prepared.times_measured,
-        plan_seconds=prepared.seconds + time.monotonic() - start,
+        plan_seconds=seconds,
         log=solution.log,
-        fates=fates_of(graph, program),
+        fates=fates_of(prepared.graph, program),
         program=program,
     )
 
@@ -288,11 +302,21 @@ def recipe_of(plan: Plan) -> Recipe:
     )
 
 
-def frontier_recipes(recipe: Recipe, prepared: Prepared, fractions: Sequence[float]) -> Iterator[Recipe]:
+class Known(Protocol):
+    """What is known of a step before it is planned."""
+
+    @property
+    def unplanned_peak_bytes(self) -> int: ...
+
+    @property
+    def persistent_bytes(self) -> int: ...
+
+
+def frontier_recipes(recipe: Recipe, known: Known, fractions: Sequence[float]) -> Iterator[Recipe]:
     """One recipe a point of the curve, biggest budget first: what is found at one is a start for the next."""
-    part_bytes = prepared.unplanned_peak_bytes - prepared.persistent_bytes
+    part_bytes = known.unplanned_peak_bytes - known.persistent_bytes
     for fraction in sorted(fractions, reverse=True):
-        yield dataclasses.replace(recipe, budget=prepared.persistent_bytes + int(fraction * part_bytes))
+        yield dataclasses.replace(recipe, budget=known.persistent_bytes + int(fraction * part_bytes))
     yield dataclasses.replace(recipe, budget="smallest")
 
 
@@ -397,7 +421,8 @@ def granularity_bytes(model: nn.Module, target: Device | None) -> int:
     return CUDA_GRANULARITY_BYTES if is_for_cuda(model, target) else 1
 
 
-def _is_fake(model: nn.Module, sample: Sample) -> bool:
+def is_fake(model: nn.Module, sample: Sample) -> bool:
+    """Whether model or sample has no memory."""
     # Not by `detect_fake_mode`: it also finds the mode that is on while a call is traced.
     return any(
         isinstance(each, _torch.FakeTensor) for each in (*model.parameters(), *model.buffers(), *sample.tensors())

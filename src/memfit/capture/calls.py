@@ -1,0 +1,94 @@
+"""What the parts of a model are called with in one eager step.
+
+Note [Noting]
+    The step is run for real, because what cannot be traced depends on real values. Arguments are kept as
+    they were given, cut off from the graph that led to them; what every call returned is watched until the
+    backward pass has ended, because a part can only stand in for itself if gradients reach all it returns.
+"""
+
+import contextlib
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from memfit.capture.rehearse import nothing_remains, step
+from memfit.capture.sample import Sample
+from memfit.tensors import tensors_in
+
+
+@dataclasses.dataclass(kw_only=True)
+class NotedCall:
+    """One call of a part of a model."""
+
+    sample: Sample
+    with_gradients: bool  # gradients were on, and it was in the forward pass
+    autocast: tuple[Any, ...]
+    returned: int = 0  # tensors that require a gradient
+    reached: int = 0  # of them by a gradient
+
+
+def noted_calls(model: nn.Module, sample: Sample, *, backward_from: str = "auto") -> dict[str, list[NotedCall]]:
+    """Run one eager step and note every call of every part by its path; the model stays as it is."""
+    notes = _Notes(model)
+    with nothing_remains(model, sample), torch.enable_grad(), notes.following():
+        step(model, sample, seed=0, backward_from=backward_from, before_backward=notes.turn_around)
+    return dict(notes.calls)
+
+
+def autocast_state() -> tuple[Any, ...]:
+    """What autocast does here and now, by kind of device."""
+    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    return tuple((device, torch.get_autocast_dtype(device)) for device in devices)
+
+
+class _Notes:
+    def __init__(self, model: nn.Module) -> None:
+        self.calls: dict[str, list[NotedCall]] = defaultdict(list)
+        self._paths = {module: path for path, module in model.named_modules()}
+        self._running: list[NotedCall] = []
+        self._in_forward = True
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """What forwards are given and return: hooks of the user run before the one, after the other."""
+        hooks = [each.register_forward_pre_hook(self._enter, with_kwargs=True) for each in self._paths]
+        hooks += [each.register_forward_hook(self._leave, prepend=True) for each in self._paths]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        call = NotedCall(
+            sample=Sample(*pytree.tree_map_only(torch.Tensor, _cut_off, (args, kwargs))),
+            with_gradients=torch.is_grad_enabled() and self._in_forward,
+            autocast=autocast_state(),
+        )
+        self.calls[self._paths[module]].append(call)
+        self._running.append(call)
+
+    def _leave(self, _module: nn.Module, _args: Any, output: Any) -> None:
+        call = self._running.pop()
+        if not call.with_gradients:
+            return
+
+        def reached(_gradient: torch.Tensor) -> None:
+            call.reached += 1
+
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                call.returned += 1
+                tensor.register_hook(reached)
+
+    def turn_around(self) -> None:
+        self._in_forward = False
+
+
+def _cut_off(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
