@@ -3,7 +3,8 @@
 Note [Noting]
     The step is run for real, because what cannot be traced depends on real values. Arguments are kept as
     they were given, cut off from the graph that led to them; what every call returned is watched until the
-    backward pass has ended, because a part can only stand in for itself if gradients reach all it returns.
+    backward pass has ended, because a part can only stand in for itself if gradients reach all it returns, and
+    if nobody writes into what it may keep.
 """
 
 import contextlib
@@ -30,6 +31,7 @@ class NotedCall:
     autocast: tuple[Any, ...]
     returned: int = 0  # tensors that require a gradient
     reached: int = 0  # of them by a gradient
+    overwritten: bool = False  # what it was given or returned was changed in place before the backward pass
 
 
 def noted_calls(model: nn.Module, sample: Sample, *, backward_from: str = "auto") -> dict[str, list[NotedCall]]:
@@ -51,6 +53,7 @@ class _Notes:
         self.calls: dict[str, list[NotedCall]] = defaultdict(list)
         self._paths = {module: path for path, module in model.named_modules()}
         self._running: list[NotedCall] = []
+        self._versions: list[tuple[NotedCall, torch.Tensor, int]] = []
         self._in_forward = True
 
     @contextlib.contextmanager
@@ -72,6 +75,7 @@ class _Notes:
         )
         self.calls[self._paths[module]].append(call)
         self._running.append(call)
+        self._watch(call, call.sample.tensors())
 
     def _leave(self, _module: nn.Module, _args: Any, output: Any) -> None:
         call = self._running.pop()
@@ -81,13 +85,22 @@ class _Notes:
         def reached(_gradient: torch.Tensor) -> None:
             call.reached += 1
 
-        for tensor in tensors_in(output):
+        tensors = tensors_in(output)
+        self._watch(call, [tensor.detach() for tensor in tensors])
+        for tensor in tensors:
             if tensor.requires_grad:
                 call.returned += 1
                 tensor.register_hook(reached)
 
+    def _watch(self, call: NotedCall, tensors: list[torch.Tensor]) -> None:
+        if self._in_forward:
+            self._versions += [(call, tensor, tensor._version) for tensor in tensors]
+
     def turn_around(self) -> None:
         self._in_forward = False
+        for call, tensor, version in self._versions:
+            call.overwritten = call.overwritten or tensor._version != version
+        self._versions.clear()
 
 
 def _cut_off(tensor: torch.Tensor) -> torch.Tensor:

@@ -48,11 +48,16 @@ def attach(model: nn.Module, compile_call: Compile, *, whole: nn.Module | None =
 
     `whole` is the model that this one is a region of, see Note [Regions].
     """
-    if is_planned(model) or regions_of(model):
-        raise InvalidInput(f"this {type(model).__name__} runs through memfit already; call memfit.remove(model) first")
+    check_unplanned(model)
     planned = PlannedForward(model, compile_call, whole)
     model.forward = planned
     return planned
+
+
+def check_unplanned(model: nn.Module) -> None:
+    """Refuse a model that runs through memfit."""
+    if is_planned(model) or regions_of(model):
+        raise InvalidInput(f"this {type(model).__name__} runs through memfit already; call memfit.remove(model) first")
 
 
 def remove(model: nn.Module) -> nn.Module:
@@ -76,6 +81,7 @@ def planned_forwards(model: nn.Module) -> list["PlannedForward"]:
 
 
 def put_back(forwards: Sequence["PlannedForward"]) -> None:
+    """Let modules run through memfit again."""
     for forward in forwards:
         forward.put_back()
 

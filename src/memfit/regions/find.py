@@ -10,7 +10,9 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator
 
+import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from memfit.capture.calls import NotedCall, autocast_state, noted_calls
 from memfit.capture.sample import Sample
@@ -43,7 +45,7 @@ class Region:
 
     name: str  # path in the model
     module: nn.Module
-    sample: Sample  # what it is called with
+    sample: Sample  # what it is called with, without its memory
     calls: int  # in one step
     graph: Graph
     kind: Kind
@@ -106,7 +108,8 @@ class _Search:
         except MemfitError as error:
             reason = str(error)
         if reason:
-            self.left_eager[path] = reason
+            if reason != self.left_eager.get(path.rpartition(".")[0]):  # said of the whole, it is true of its parts
+                self.left_eager[path] = reason
             self.look_into(path, module)
 
     def _captured(self, path: str, module: nn.Module, calls: list[NotedCall]) -> str:
@@ -124,7 +127,15 @@ class _Search:
             kind = self._kind(module, joint, graph, sample)
             marked = MarkedCall(len(self.found), joint, graph, kind.unplanned, sample)
         self.found.append(
-            Region(name=path, module=module, sample=sample, calls=len(calls), graph=graph, kind=kind, marked=marked)
+            Region(
+                name=path,
+                module=module,
+                sample=_without_memory(sample),
+                calls=len(calls),
+                graph=graph,
+                kind=kind,
+                marked=marked,
+            )
         )
         return ""
 
@@ -138,6 +149,13 @@ class _Search:
         return self._kinds[digest]
 
 
+def _without_memory(sample: Sample) -> Sample:
+    args, kwargs = pytree.tree_map_only(
+        torch.Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), (sample.args, dict(sample.kwargs))
+    )
+    return Sample(args, kwargs)
+
+
 def _refusals(module: nn.Module, calls: list[NotedCall]) -> Iterator[str]:
     """Why a part cannot be a region, whatever it computes."""
     if not module.training:
@@ -146,6 +164,8 @@ def _refusals(module: nn.Module, calls: list[NotedCall]) -> Iterator[str]:
         yield "it runs without gradients, or again in the backward pass (by torch.utils.checkpoint)"
     if any(call.autocast != autocast_state() for call in calls):
         yield "it is called in an autocast block of the model"
+    if any(call.overwritten for call in calls):
+        yield "what it is given or returns is changed in place"
     if any(call.reached < call.returned for call in calls):
         yield "no gradient reaches some of what it returns"
     if len({kind_of_arguments(call.sample.args, dict(call.sample.kwargs)) for call in calls}) > 1:

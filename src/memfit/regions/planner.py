@@ -8,6 +8,7 @@ Note [Programs of a region]
 """
 
 import dataclasses
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 
@@ -42,8 +43,9 @@ from memfit.units import format_bytes
 
 _LEAST_SHARE = 0.002  # of the activations of the step: what a region keeps at least
 _PEAK_SHARES = (1.0, 0.5, 0.25)  # of what a region's passes take above the smallest program that was found
-_KEPT_SHARES = (1.0, 0.7, 0.45, 0.25, 0.1, 0.0)  # of what the unplanned program keeps
-_SHORTEST_SEARCH_S = 0.2
+_KEPT_SHARES = (0.0, 0.45, 0.2, 0.7, 0.1, 1.0)  # of what the unplanned program keeps; the most telling first
+_SHORTEST_SEARCH_S = 0.1
+_TOLERANCE = 0.01  # of the budget: what a captured step may need more than the eager one
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,12 +90,19 @@ class RegionPlanner:
         lowest = smallest(self._options, self._stretches, time_limit_s=recipe.time_limit_s)
         lowest_bytes = self._peak_bytes(lowest)
         limit = lowest_bytes if recipe.budget == "smallest" else budget_bytes(recipe.budget, self.unplanned_peak_bytes)
-        choice = choose(self._options, self._calls, self._stretches, limit, time_limit_s=recipe.time_limit_s)
+        choice = self._unplanned_if_it_fits(limit) or choose(
+            self._options, self._calls, self._stretches, limit, time_limit_s=recipe.time_limit_s
+        )
         if choice is None and lowest_bytes <= limit:
             choice = lowest
         if choice is None:
             raise self._infeasible(limit, lowest, recipe)
         return self._written(choice, limit, lowest_bytes, recipe, self._seconds + time.monotonic() - start)
+
+    def _unplanned_if_it_fits(self, limit: int) -> Choice | None:
+        unplanned: Choice = (0,) * len(self._regions)
+        fits = self.unplanned_peak_bytes <= limit and self._peak_bytes(unplanned) <= limit * (1 + _TOLERANCE)
+        return unplanned if fits else None
 
     def _peak_bytes(self, choice: Choice) -> int:
         return whole_peak_bytes(self._options, self._stretches, choice)
@@ -176,8 +185,7 @@ def could_be_in_regions(model: nn.Module, sample: Sample, recipe: Recipe) -> boo
 def _programs(regions: Sequence[Region], recipe: Recipe) -> dict[int, list[_Found]]:
     """By kind of region: its programs, the unplanned first, see Note [Programs of a region]."""
     kinds = {id(region.kind): region for region in regions}
-    searches = len(kinds) * len(_PEAK_SHARES) * len(_KEPT_SHARES)
-    time_limit_s = max(_SHORTEST_SEARCH_S, recipe.time_limit_s / searches)
+    time_limit_s = recipe.time_limit_s / len(kinds)
     programs = {}
     for key, region in kinds.items():
         found: dict[Program, _Found] = {}
@@ -190,20 +198,21 @@ def _programs(regions: Sequence[Region], recipe: Recipe) -> dict[int, list[_Foun
 
 def _solutions(region: Region, recipe: Recipe, time_limit_s: float) -> Iterator[Solution]:
     kind = region.kind
+    end = time.monotonic() + time_limit_s
     yield kind.planner.unplanned_solution()
-    lowest = kind.planner.smallest(time_limit_s=5 * time_limit_s)
+    lowest = kind.planner.smallest(time_limit_s=time_limit_s / 4)
     yield lowest
-    highest_bytes = kind.planner.unplanned.peak_bytes
-    room_bytes = highest_bytes - lowest.expansion.peak_bytes
-    for kept_share in _KEPT_SHARES:
-        for peak_share in _PEAK_SHARES:
-            limit = lowest.expansion.peak_bytes + int(peak_share * room_bytes)
-            pressed = _pressed(kind, limit, kept_share)
-            planner = make_planner(region.module, pressed, region_recipe(recipe))
-            try:
-                yield planner.solve(limit, time_limit_s=time_limit_s)
-            except InfeasibleBudget:
-                break  # less room is no easier
+    room_bytes = kind.planner.unplanned.peak_bytes - lowest.expansion.peak_bytes
+    for peak_share, kept_share in itertools.product(_PEAK_SHARES, _KEPT_SHARES):
+        limit = lowest.expansion.peak_bytes + int(peak_share * room_bytes)
+        planner = make_planner(region.module, _pressed(kind, limit, kept_share), region_recipe(recipe))
+        remaining_s = end - time.monotonic()
+        if remaining_s <= 0 and peak_share < 1:
+            return
+        try:
+            yield planner.solve(limit, time_limit_s=max(_SHORTEST_SEARCH_S, remaining_s / 8))
+        except InfeasibleBudget:
+            continue
 
 
 def _pressed(kind: Kind, limit: int, kept_share: float) -> Prepared:

@@ -15,7 +15,7 @@ from torch import nn
 from memfit.capture.calls import noted_calls
 from memfit.capture.sample import Sample
 from memfit.errors import InvalidFile, MemfitError
-from memfit.execute.attach import Call, PlannedForward, attach, regions_of, remove
+from memfit.execute.attach import Call, PlannedForward, attach, check_unplanned, regions_of, remove
 from memfit.execute.compiled import CompiledCall
 from memfit.pipeline import planned_graph, recipe_of, traced_for
 from memfit.plan.plan import Plan
@@ -71,6 +71,7 @@ class _OwnForward:
 
 def apply_regions(plan: Plan, model: nn.Module, sample: Sample | None) -> nn.Module:
     """Attach the plans of all regions; with a sample, all are captured at once and must be what was planned."""
+    check_unplanned(model)
     calls = {} if sample is None else noted_calls(model, sample, backward_from=plan.backward_from)
     try:
         for name, region in plan.regions.items():
