@@ -48,6 +48,15 @@ def autocast_state() -> tuple[Any, ...]:
     return tuple((device, torch.get_autocast_dtype(device)) for device in devices)
 
 
+def cut_off(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sample:
+    """The arguments of a call in the middle of a model, without the graph that led to them."""
+    return Sample(
+        *pytree.tree_map_only(
+            torch.Tensor, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), (args, kwargs)
+        )
+    )
+
+
 class _Notes:
     def __init__(self, model: nn.Module) -> None:
         self.calls: dict[str, list[NotedCall]] = defaultdict(list)
@@ -69,7 +78,7 @@ class _Notes:
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         call = NotedCall(
-            sample=Sample(*pytree.tree_map_only(torch.Tensor, _cut_off, (args, kwargs))),
+            sample=cut_off(args, kwargs),
             with_gradients=torch.is_grad_enabled() and self._in_forward,
             autocast=autocast_state(),
         )
@@ -101,7 +110,3 @@ class _Notes:
         for call, tensor, version in self._versions:
             call.overwritten = call.overwritten or tensor._version != version
         self._versions.clear()
-
-
-def _cut_off(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().requires_grad_(tensor.requires_grad)

@@ -7,12 +7,13 @@ Note [Other calls of a region]
 """
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-from memfit.capture.calls import noted_calls
+from memfit.capture.calls import cut_off, noted_calls
 from memfit.capture.sample import Sample
 from memfit.errors import InvalidFile, MemfitError
 from memfit.execute.attach import Call, PlannedForward, attach, check_unplanned, regions_of, remove
@@ -39,10 +40,15 @@ class RegionRunner:
             return _OwnForward(model.forward)
         self.kinds += 1
         try:
-            return self._captured(model, Sample(args, kwargs))
-        except MemfitError:
+            return self._captured(model, cut_off(args, kwargs))
+        except MemfitError as error:
             if self.only_the_plan:
                 raise
+            warnings.warn(
+                f"a call of the region {type(model).__name__} runs unplanned, so that the step may be over its budget: "
+                f"{error}",
+                stacklevel=2,
+            )
             return _OwnForward(model.forward)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RegionRunner":
