@@ -129,7 +129,8 @@ def plan(
     `allow` names the techniques (`memfit.TECHNIQUES`); `recompute` and `keep` name modules by type, by name
     pattern, or by a number of blocks, whose values must or must not be computed again. `outputs="loss"` drops
     every output beside the loss. `device` plans for a device that is not here, by estimated times.
-    `time_limit` is in seconds, for the search; `report` is called with the best so far.
+    `time_limit` is in seconds, for the search; `report` is called with the best so far. A model that cannot be
+    captured whole is run for a few steps and planned region by region (docs/planning.md).
     """
     _check_model(model)
     recipe = _recipe(

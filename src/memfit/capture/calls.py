@@ -17,9 +17,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from memfit.capture.outputs import take_apart
 from memfit.capture.rehearse import nothing_remains, step
 from memfit.capture.sample import Sample
-from memfit.tensors import tensors_in
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -94,7 +94,11 @@ class _Notes:
         def reached(_gradient: torch.Tensor) -> None:
             call.reached += 1
 
-        tensors = tensors_in(output)
+        try:
+            tensors, _ = take_apart(output)
+        except ValueError:  # what it returns cannot be looked into, so nothing is known to reach it
+            call.returned += 1
+            return
         self._watch(call, [tensor.detach() for tensor in tensors])
         for tensor in tensors:
             if tensor.requires_grad:

@@ -42,7 +42,7 @@ from memfit.regions.whole import EagerStep, eager_step, region_footprint, stretc
 from memfit.units import format_bytes
 
 _LEAST_SHARE = 0.002  # of the activations of the step: what a region keeps at least
-_PEAK_SHARES = (1.0, 0.5, 0.25, 0.1)  # of what a region's passes take above the smallest program that was found
+_PEAK_SHARES = (1.0, 0.5, 0.25)  # of what a region's passes take above the smallest program that was found
 _KEPT_SHARES = (0.0, 0.45, 0.2, 0.7, 0.1, 1.0)  # of what the unplanned program keeps; the most telling first
 _SHORTEST_SEARCH_S = 0.1
 _TOLERANCE = 0.01  # of the budget: what a captured step may need more than the eager one
