@@ -15,7 +15,7 @@ BENCHMARKS = SOURCE.parents[1] / "benchmarks"
 
 DATA = {"errors", "units", "files", "ir", "tensors"}
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
-BELOW_API = BELOW_CAPTURE | {"plan", "estimate", "capture", "execute", "pipeline", "runner"}
+BELOW_API = BELOW_CAPTURE | {"plan", "estimate", "capture", "execute", "pipeline", "runner", "regions"}
 BELOW_STEP = BELOW_API | {"api", "prove"}
 BELOW_REPORT = BELOW_STEP | {"step", "multilevel", "distributed", "integrations", "zoo"}
 
@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "estimate": BELOW_CAPTURE | {"plan"},
     "pipeline": BELOW_CAPTURE | {"plan", "capture", "execute"},
     "runner": BELOW_CAPTURE | {"plan", "capture", "execute", "pipeline"},
+    "regions": BELOW_CAPTURE | {"plan", "capture", "execute", "pipeline", "runner"},
     "api": BELOW_API,
     "prove": BELOW_API | {"api"},
     "step": BELOW_STEP,

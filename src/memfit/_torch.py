@@ -21,8 +21,10 @@
     Inside a backward pass: whether its caller keeps the graph for another one.
 `plain_function` rests on `OpOverload._op`
     The operator without the Python wrapper around it.
-`memory_events` rests on `profile.kineto_results`
-    Allocator events in order, see `measure/peak.py`.
+`memory_events` and `marked_memory_events` rest on `profile.kineto_results`
+    Allocator events in order, see `measure/peak.py`, and what `set_mark` left among them.
+`StorageWeakRef` is `torch.multiprocessing.reductions`' own
+    Whether a storage is still in memory, without keeping it there.
 `cuda_memory_events` rests on `torch.cuda.memory._record_memory_history`, `_snapshot`
     The same on CUDA.
 
@@ -55,6 +57,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
 
 __all__ = [
@@ -63,6 +66,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "JointWithDescriptors",
+    "StorageWeakRef",
     "annotation",
     "below_autograd",
     "compile_joint",
@@ -71,9 +75,11 @@ __all__ = [
     "eager_dispatch",
     "export_joint",
     "keeps_graph",
+    "marked_memory_events",
     "memory_events",
     "no_modes",
     "plain_function",
+    "set_mark",
     "split_joint",
     "tracing_flags",
 ]
@@ -93,18 +99,22 @@ def export_joint(
 def compile_joint(
     joint: JointWithDescriptors,
     partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]],
-    compiler: Callable[[fx.GraphModule], Callable[..., Any]],
+    compile_forward: Callable[[fx.GraphModule], Callable[..., Any]],
+    compile_backward: Callable[[fx.GraphModule], Callable[..., Any]],
 ) -> Callable[..., Any]:
     """Turn a joint graph into a callable `(*parameters, *buffers, *args, **kwargs) -> outputs`."""
 
-    def compile_pass(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:  # noqa: ARG001  (torch's signature)
-        return compiler(gm)
+    def forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:  # noqa: ARG001  (torch's signature)
+        return compile_forward(gm)
+
+    def backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:  # noqa: ARG001  (torch's signature)
+        return compile_backward(gm)
 
     # Donated buffers would forbid a second backward through a retained graph: none are donated.
     joint._aot_state.fw_metadata.bw_donated_idxs = []
     with torch._functorch.config.patch(donated_buffer=False):
         compiled: Callable[..., Any] = aot_compile_joint_with_descriptors(
-            joint, partition_fn=partition, fw_compiler=compile_pass, bw_compiler=compile_pass
+            joint, partition_fn=partition, fw_compiler=forward, bw_compiler=backward
         )
     return compiled
 
@@ -136,15 +146,31 @@ def plain_function(target: Any) -> Any:
 
 def memory_events(run: Callable[[], Any]) -> list[int]:
     """Run once and return what every allocation (+) and release (-) on the CPU changed, in order."""
+    return [change_bytes for label, change_bytes in marked_memory_events(run) if not label]
+
+
+def marked_memory_events(run: Callable[[], Any]) -> list[tuple[str, int]]:
+    """Allocations and releases, with "" before each, and the marks set between them, with 0 after each."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else every start and stop is printed
     with torch.autograd.profiler.profile(profile_memory=True) as profiler:
         run()
-    events = [
-        (event.start_ns(), event.nbytes())
-        for event in profiler.kineto_results.events()
-        if event.name() == "[memory]" and event.device_type() == torch._C._autograd.DeviceType.CPU
-    ]
-    return [change_bytes for _, change_bytes in sorted(events, key=lambda event: event[0])]
+    events = []
+    for event in profiler.kineto_results.events():
+        name = event.name()
+        if name == "[memory]" and event.device_type() == torch._C._autograd.DeviceType.CPU:
+            events.append((event.start_ns(), "", event.nbytes()))
+        elif name.startswith(_MARK):
+            events.append((event.start_ns(), name.removeprefix(_MARK), 0))
+    return [(label, change_bytes) for _, label, change_bytes in sorted(events, key=lambda event: event[0])]
+
+
+def set_mark(label: str) -> None:
+    """Leave a mark among the allocator's events."""
+    with torch.autograd.profiler.record_function(_MARK + label):
+        pass
+
+
+_MARK = "memfit mark "
 
 
 def cuda_memory_events(run: Callable[[], Any]) -> list[int]:

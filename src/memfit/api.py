@@ -1,7 +1,7 @@
 """What users call: capture, then simulate, then execute."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
-from memfit.errors import InfeasibleBudget, InvalidFile, InvalidInput, InvalidModel
+from memfit.errors import CaptureError, InfeasibleBudget, InvalidFile, InvalidInput, InvalidModel
 from memfit.estimate import Estimate, ParameterCount
 from memfit.execute.attach import attach, remove, removed
 from memfit.ir import Graph, without_prefix
@@ -46,6 +46,8 @@ from memfit.plan.plan import Plan
 from memfit.plan.select import Selection
 from memfit.plan.simulate import simulate
 from memfit.plan.solve import Report
+from memfit.regions.planner import make_region_planner
+from memfit.regions.run import RegionRunner, apply_regions, plan_in_regions
 from memfit.runner import Runner
 
 Selections = Selection | Sequence[Selection]
@@ -127,7 +129,8 @@ def plan(
     `allow` names the techniques (`memfit.TECHNIQUES`); `recompute` and `keep` name modules by type, by name
     pattern, or by a number of blocks, whose values must or must not be computed again. `outputs="loss"` drops
     every output beside the loss. `device` plans for a device that is not here, by estimated times.
-    `time_limit` is in seconds, for the search; `report` is called with the best so far.
+    `time_limit` is in seconds, for the search; `report` is called with the best so far. A model that cannot be
+    captured whole is run for a few steps and planned region by region (docs/planning.md).
     """
     _check_model(model)
     recipe = _recipe(
@@ -144,9 +147,13 @@ def plan(
         progress=progress,
     )
     example = Sample.of(sample)
-    with removed(model), traced_for(model, example, recipe) as joint:
-        prepared = prepare(model, joint, example, recipe)
-        return make_plan(model, example, make_planner(model, prepared, recipe), prepared, recipe)
+    with removed(model):
+        try:
+            with traced_for(model, example, recipe) as joint:
+                prepared = prepare(model, joint, example, recipe)
+                return make_plan(model, example, make_planner(model, prepared, recipe), prepared, recipe)
+        except CaptureError as error:
+            return make_region_planner(model, example, recipe, error).plan(recipe)
 
 
 def apply(plan: Plan, model: nn.Module, sample: Any = None) -> nn.Module:
@@ -158,6 +165,8 @@ def apply(plan: Plan, model: nn.Module, sample: Any = None) -> nn.Module:
     """
     _check_trainable(model)
     _check_plan(plan, model)
+    if plan.regions:
+        return apply_regions(plan, model, None if sample is None else Sample.of(sample))
     runner = Runner(recipe=recipe_of(plan), plan=plan, only_the_plan=sample is not None)
     model = _attached(model, runner, None if sample is None else Sample.of(sample))
     runner.only_the_plan = False
@@ -200,14 +209,20 @@ def fit(
         report=report,
         progress=progress,
     )
-    return _attached(model, Runner(recipe=recipe), Sample.of(sample))
+    example = Sample.of(sample)
+    try:
+        return _attached(model, Runner(recipe=recipe), example)
+    except CaptureError as error:
+        with removed(model):
+            plan = make_region_planner(model, example, recipe, error).plan(recipe)
+        return apply_regions(plan, model, example)
 
 
 def plan_of(model: nn.Module) -> Plan | None:
     """The plan that a fitted model runs by; None if it runs unplanned."""
     forward = model.__dict__.get("forward")
     runner = getattr(forward, "compile_call", None)
-    return runner.plan if isinstance(runner, Runner) else None
+    return runner.plan if isinstance(runner, Runner | RegionRunner) else plan_in_regions(model)
 
 
 def frontier(
@@ -246,17 +261,28 @@ def frontier(
         progress=progress,
     )
     example = Sample.of(sample)
-    with removed(model), traced_for(model, example, recipe) as joint:
-        prepared = prepare(model, joint, example, recipe)
-        planner = make_planner(model, prepared, recipe)
-        plans = []
-        for point in frontier_recipes(recipe, prepared, fractions):
-            try:
-                plans.append(make_plan(model, example, planner, prepared, point))
-            except InfeasibleBudget:
-                continue
-            if report is not None:
-                report(plans[-1])
+    with removed(model):
+        try:
+            with traced_for(model, example, recipe) as joint:
+                prepared = prepare(model, joint, example, recipe)
+                planner = make_planner(model, prepared, recipe)
+                points = frontier_recipes(recipe, prepared, fractions)
+                return _curve(points, lambda point: make_plan(model, example, planner, prepared, point), report)
+        except CaptureError as error:
+            regions = make_region_planner(model, example, recipe, error)
+            return _curve(frontier_recipes(recipe, regions, fractions), regions.plan, report)
+
+
+def _curve(points: Iterable[Recipe], make: Callable[[Recipe], Plan], report: Callable[[Plan], None] | None) -> Frontier:
+    """One plan a point, where there is one."""
+    plans = []
+    for point in points:
+        try:
+            plans.append(make(point))
+        except InfeasibleBudget:
+            continue
+        if report is not None:
+            report(plans[-1])
     return Frontier.of(plans)
 
 

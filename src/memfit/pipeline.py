@@ -6,7 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import torch
@@ -178,7 +178,7 @@ def prepare(
     device = device_of(model)
     granularity = granularity_bytes(model, recipe.device)
     sized, workspaces = _with_costs(eager, device, recipe.progress, measured=measured)
-    runs_here = measured and not _is_fake(model, sample)
+    runs_here = measured and not is_fake(model, sample)
     fresh_us, in_place_us = _times(joint.graph_module, sized, model, sample, recipe, runs_here=runs_here)
     step_us: float | None = None
     if plain.is_rewritten_as(eager):
@@ -315,10 +315,24 @@ def make_plan(model: nn.Module, sample: Sample, planner: Planner, prepared: Prep
     """Solve, and write down what was found and what is known about it."""
     start = time.monotonic()
     solution, limit = solve(planner, prepared, recipe)
+    seconds = prepared.seconds + time.monotonic() - start
+    return write_plan(model, sample, planner, prepared, recipe, solution, limit, seconds)
+
+
+def write_plan(
+    model: nn.Module,
+    sample: Sample,
+    planner: Planner,
+    prepared: Prepared,
+    recipe: Recipe,
+    solution: Solution,
+    limit: int | None,
+    seconds: float,
+) -> Plan:
+    """A solution and what is known about it, as a plan."""
     own_us = planner.problem.own_time_us
     step_us = own_us if prepared.unplanned_step_us is None else prepared.unplanned_step_us
     program = program_of(planner.problem, solution.expansion)
-    graph = prepared.graph
     return Plan(
         model=type(model).__name__,
         model_digest=model_digest(model),
@@ -341,9 +355,9 @@ def make_plan(model: nn.Module, sample: Sample, planner: Planner, prepared: Prep
         extra_us=solution.expansion.extra_us + own_us - step_us,
         bound_us=solution.bound_us + own_us - step_us,
         times_measured=prepared.times_measured,
-        plan_seconds=prepared.seconds + time.monotonic() - start,
+        plan_seconds=seconds,
         log=solution.log,
-        fates=fates_of(graph, program),
+        fates=fates_of(prepared.graph, program),
         program=program,
     )
 
@@ -361,11 +375,21 @@ def recipe_of(plan: Plan) -> Recipe:
     )
 
 
-def frontier_recipes(recipe: Recipe, prepared: Prepared, fractions: Sequence[float]) -> Iterator[Recipe]:
+class Known(Protocol):
+    """What is known of a step before it is planned."""
+
+    @property
+    def unplanned_peak_bytes(self) -> int: ...
+
+    @property
+    def persistent_bytes(self) -> int: ...
+
+
+def frontier_recipes(recipe: Recipe, known: Known, fractions: Sequence[float]) -> Iterator[Recipe]:
     """One recipe a point of the curve, biggest budget first: what is found at one is a start for the next."""
-    part_bytes = prepared.unplanned_peak_bytes - prepared.persistent_bytes
+    part_bytes = known.unplanned_peak_bytes - known.persistent_bytes
     for fraction in sorted(fractions, reverse=True):
-        yield dataclasses.replace(recipe, budget=prepared.persistent_bytes + int(fraction * part_bytes))
+        yield dataclasses.replace(recipe, budget=known.persistent_bytes + int(fraction * part_bytes))
     yield dataclasses.replace(recipe, budget="smallest")
 
 
@@ -469,7 +493,8 @@ def granularity_bytes(model: nn.Module, target: Device | None) -> int:
     return CUDA_GRANULARITY_BYTES if is_for_cuda(model, target) else 1
 
 
-def _is_fake(model: nn.Module, sample: Sample) -> bool:
+def is_fake(model: nn.Module, sample: Sample) -> bool:
+    """Whether model or sample has no memory."""
     # Not by `detect_fake_mode`: it also finds the mode that is on while a call is traced.
     return any(
         isinstance(each, _torch.FakeTensor) for each in (*model.parameters(), *model.buffers(), *sample.tensors())

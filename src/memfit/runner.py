@@ -42,7 +42,7 @@ class Runner:
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
         example = Sample(args, kwargs)
         with traced_for(model, example, self.recipe, with_hooks=False) as joint:
-            _check_equal_to_eager(type(model).__name__, joint)
+            check_equal_to_eager(type(model).__name__, joint)
             if self.recipe.is_unplanned:
                 return CompiledCall(joint, lower(joint))
             return self._planned(model, joint, example)
@@ -58,7 +58,7 @@ class Runner:
                 check_program(graph, self.plan.program)
                 return CompiledCall(joint, graph, self.plan.program)
             if self.only_the_plan:
-                raise InvalidFile(_other_call(self.plan, example))
+                raise InvalidFile(other_call(self.plan, example))
         prepared = prepare(model, joint, example, self.recipe, before=before if self.plan is not None else None)
         if self.plan is not None and self._still_fits(prepared):
             return CompiledCall(joint, prepared.graph, self.plan.program)
@@ -83,7 +83,8 @@ class Runner:
         )
 
 
-def _other_call(plan: Plan, example: Sample) -> str:
+def other_call(plan: Plan, example: Sample) -> str:
+    """Why a plan is not for a call."""
     found = describe_sample(example)
     if found != plan.sample:
         return f"the plan was made for the sample {plan.sample}, the sample is {found}; plan again for it"
@@ -93,7 +94,7 @@ def _other_call(plan: Plan, example: Sample) -> str:
     )
 
 
-def _check_equal_to_eager(name: str, joint: Joint) -> None:
+def check_equal_to_eager(name: str, joint: Joint, *, warn: bool = True) -> None:
     """Refuse what would not compute what the eager run computes, or warn where that is not certain."""
     if joint.cast_anew:
         raise CaptureError(
@@ -101,13 +102,13 @@ def _check_equal_to_eager(name: str, joint: Joint) -> None:
             "and keeps the cast, while the captured graph would cast it at every use and round differently; use "
             "torch.autocast(..., cache_enabled=False), under which both do the same"
         )
-    if joint.changed_attributes:
+    if joint.changed_attributes and warn:
         warnings.warn(
             f"the forward of {name} changes {', '.join(joint.changed_attributes)}, which the captured call does not "
             "do again; keep what must change in buffers, and draw random numbers with torch",
             stacklevel=2,
         )
-    if joint.avoided_values:
+    if joint.avoided_values and warn:
         warnings.warn(
             f"the forward of {name} looks at values of the batch; it was captured the way its library offers for "
             "traces, which may round differently from the eager run",

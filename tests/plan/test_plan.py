@@ -115,10 +115,45 @@ def test_an_edited_file_is_refused(plan):
         Plan.from_json(plan.to_json().replace('"peak_bytes":593920', '"peak_bytes":1'))
 
 
-@pytest.mark.parametrize("version", [0, 2, None, "1"])
+@pytest.mark.parametrize("version", [0, 3, None, "1", True])
 def test_another_version_is_refused_by_number(plan, version):
-    with pytest.raises(InvalidFile, match=f"version {version!r} was found, this memfit reads version 1"):
+    with pytest.raises(InvalidFile, match=f"version {version!r} was found, this memfit reads versions 1 and 2"):
         Plan.from_json(rewritten(plan, version=version))
+
+
+def in_regions(plan):
+    return dataclasses.replace(plan, regions={"block": plan}, left_eager={"": "it asks", "head": "it keeps little"})
+
+
+def test_a_plan_in_regions_is_the_same_after_a_round_trip(plan):
+    assert Plan.from_json(in_regions(plan).to_json()) == in_regions(plan)
+
+
+def test_only_a_plan_in_regions_is_of_the_new_version(plan):
+    versions = [json.loads(each.to_json())["version"] for each in (plan, in_regions(plan))]
+    assert versions == [1, 2]
+    assert "regions" not in json.loads(plan.to_json())
+
+
+def test_a_damaged_region_is_refused(plan):
+    content = json.loads(in_regions(plan).to_json())
+    for damage in ({"peak_bytes": "much"}, {"program": {}}, {"fates": 3}):
+        regions = {"block": content["regions"]["block"] | damage}
+        with pytest.raises(InvalidFile):
+            Plan.from_json(rewritten(in_regions(plan), regions=regions))
+
+
+def test_a_plan_in_regions_says_what_is_left_eager_and_why(plan):
+    text = str(in_regions(plan))
+    assert "planned by regions: block" in text
+    assert "left eager: the model itself, because it asks" in text
+    assert "left eager: head, because it keeps little" in text
+    assert "at best" not in text  # nothing is known about what is left eager
+
+
+def test_a_region_of_one_plan_alone_is_a_difference(plan):
+    assert "block: a region in the first plan alone" in in_regions(plan).diff(plan)
+    assert "block: a region in the second plan alone" in plan.diff(in_regions(plan))
 
 
 @pytest.mark.parametrize("text", ["[]", "3", '{"format": "memfit.graph", "version": 1}', "null"])

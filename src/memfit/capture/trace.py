@@ -42,6 +42,13 @@ class Joint:
         graph_module: fx.GraphModule = self.export.graph_module
         return graph_module
 
+    @property
+    def changes_arguments(self) -> bool:
+        """Whether the forward writes into what it is given, beside parameters and buffers."""
+        results = self.graph_module.graph.output_node().meta["desc"]
+        changed = [getattr(description, "mutated_input", None) for description in results]
+        return any(type(description).__name__ == "PlainAOTInput" for description in changed)
+
 
 @contextlib.contextmanager
 def traced(

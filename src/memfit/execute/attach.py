@@ -11,14 +11,18 @@ Note [Kinds of calls]
     modules in the same modes, parameters and buffers of the same layout, arguments of the same
     layout and the same constants, the same tensors given twice, the same autocast. Plain Python
     attributes of modules (`dropout.p`) are not among them: they are read when a call is captured.
+
+Note [Regions]
+    A model that cannot be captured whole runs by itself, and some of its parts through memfit. Each
+    of them knows the model it is a region of, so that it is removed with the others.
 """
 
 import contextlib
 import copy
 import functools
 import logging
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -26,27 +30,60 @@ from torch.utils import _pytree as pytree
 
 from memfit.capture.outputs import is_constant
 from memfit.errors import ExecutionError, InvalidInput
-from memfit.execute.compiled import CompiledCall
 
 log = logging.getLogger(__name__)
 
-Compile = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], CompiledCall]
+
+class Call(Protocol):
+    """One kind of call, ready to run on parameters and buffers (`states`) and arguments."""
+
+    def __call__(self, states: Sequence[torch.Tensor], args: Any, kwargs: Any, /) -> Any: ...
 
 
-def attach(model: nn.Module, compile_call: Compile) -> "PlannedForward":
-    """Run `model.forward` through captured calls, made by `compile_call` when a new kind of call comes."""
-    if is_planned(model):
-        raise InvalidInput(f"this {type(model).__name__} runs through memfit already; call memfit.remove(model) first")
-    planned = PlannedForward(model, compile_call)
+Compile = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Call]
+
+
+def attach(model: nn.Module, compile_call: Compile, *, whole: nn.Module | None = None) -> "PlannedForward":
+    """Run `model.forward` through captured calls, made by `compile_call` when a new kind of call comes.
+
+    `whole` is the model that this one is a region of, see Note [Regions].
+    """
+    check_unplanned(model)
+    planned = PlannedForward(model, compile_call, whole)
     model.forward = planned
     return planned
+
+
+def check_unplanned(model: nn.Module) -> None:
+    """Refuse a model that runs through memfit."""
+    if is_planned(model) or regions_of(model):
+        raise InvalidInput(f"this {type(model).__name__} runs through memfit already; call memfit.remove(model) first")
 
 
 def remove(model: nn.Module) -> nn.Module:
     """Give a module its own forward back. A module that was never changed is returned as it is."""
     if is_planned(model):
         model.__dict__["forward"].restore()
+    for forward in regions_of(model):
+        forward.restore()
     return model
+
+
+def regions_of(model: nn.Module) -> list["PlannedForward"]:
+    """The forwards of the parts that were attached as regions of a model."""
+    forwards = [module.__dict__["forward"] for module in model.modules() if is_planned(module)]
+    return [forward for forward in forwards if forward.whole is model]
+
+
+def planned_forwards(model: nn.Module) -> list["PlannedForward"]:
+    """What `remove` would take away: `put_back` undoes that."""
+    return [*([model.__dict__["forward"]] if is_planned(model) else []), *regions_of(model)]
+
+
+def put_back(forwards: Sequence["PlannedForward"]) -> None:
+    """Let modules run through memfit again."""
+    for forward in forwards:
+        forward.put_back()
 
 
 @contextlib.contextmanager
@@ -70,9 +107,10 @@ def is_planned(module: nn.Module) -> bool:
 class PlannedForward:
     """Stands in for a module's forward, see Note [Drop-in]."""
 
-    def __init__(self, model: nn.Module, compile_call: Compile) -> None:
-        self.calls: dict[Any, CompiledCall] = {}
+    def __init__(self, model: nn.Module, compile_call: Compile, whole: nn.Module | None = None) -> None:
+        self.calls: dict[Any, Call] = {}
         self.compile_call = compile_call
+        self.whole = whole
         self._model = model
         self._instance_forward = model.__dict__.get("forward")  # set if somebody replaced it before us
         functools.update_wrapper(self, self.original)
@@ -105,7 +143,10 @@ class PlannedForward:
         if self._instance_forward is not None:
             self._model.__dict__["forward"] = self._instance_forward
 
-    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
+    def put_back(self) -> None:
+        self._model.__dict__["forward"] = self
+
+    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         log.info("capturing a new kind of call to %s", type(self._model).__name__)
         with removed(self._model):
             return self.compile_call(self._model, args, kwargs)
@@ -118,6 +159,7 @@ class PlannedForward:
         memo[id(self)] = twin
         twin.calls = {}  # its modules are others
         twin.compile_call = self.compile_call
+        twin.whole = None if self.whole is None else memo.get(id(self.whole))
         twin._model = model
         twin._instance_forward = copy.deepcopy(self._instance_forward, memo)
         functools.update_wrapper(twin, twin.original)
@@ -150,6 +192,11 @@ def _requires_grad(states: list[torch.Tensor], leaves: list[Any]) -> bool:
     return any(state.requires_grad for state in states) or any(
         leaf.requires_grad for leaf in leaves if isinstance(leaf, torch.Tensor)
     )
+
+
+def kind_of_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What two calls of one module have in common if they are of one kind, see Note [Kinds of calls]."""
+    return _kind_of_call([], [], *pytree.tree_flatten((args, kwargs)))
 
 
 def _kind_of_call(modules: list[nn.Module], states: list[torch.Tensor], leaves: list[Any], spec: Any) -> Any:

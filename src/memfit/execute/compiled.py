@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import fx
 
 from memfit import _torch
 from memfit.capture.trace import Joint
@@ -12,16 +13,24 @@ from memfit.execute.codegen import generate
 from memfit.execute.partition import planned_partition, unplanned_program
 from memfit.ir import Graph, Program
 
+Boxed = Callable[[list[Any]], list[Any]]  # empties the list it is given
+Around = Callable[[Boxed], Boxed]
+
 
 class CompiledCall:
     """Runs a captured forward; gradients flow through the captured backward."""
 
-    def __init__(self, joint: Joint, graph: Graph, program: Program | None = None) -> None:
-        """Compile a traced call to run `program`; without one, to run as the eager model does."""
+    def __init__(
+        self, joint: Joint, graph: Graph, program: Program | None = None, *, around_backward: Around | None = None
+    ) -> None:
+        """Compile a traced call to run `program`; without one, to run as the eager model does.
+
+        `around_backward` makes of the captured backward the function that runs in its place.
+        """
         self._template = joint.template
         self._differentiated = joint.differentiated
         self._guarded = joint.undifferentiated
-        self._run = _compile(joint, graph, program or unplanned_program(graph))
+        self._run = _compile(joint, graph, program or unplanned_program(graph), around_backward)
 
     def __call__(self, states: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Any:
         """Run on the current parameters and buffers (`states`) and the call's arguments."""
@@ -33,9 +42,18 @@ class CompiledCall:
         return self._template.rebuild(tensors)
 
 
-def _compile(joint: Joint, graph: Graph, program: Program) -> Callable[..., Any]:
-    partition = planned_partition(graph, program)
-    return _torch.compile_joint(joint.export, partition, lambda module: generate(module.graph))
+def _compile(joint: Joint, graph: Graph, program: Program, around_backward: Around | None) -> Callable[..., Any]:
+    def compile_forward(module: fx.GraphModule) -> Boxed:
+        return generate(module.graph)
+
+    def compile_backward(module: fx.GraphModule) -> Boxed:
+        if around_backward is None:
+            return generate(module.graph)
+        function = around_backward(generate(module.graph))
+        function._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows
+        return function
+
+    return _torch.compile_joint(joint.export, planned_partition(graph, program), compile_forward, compile_backward)
 
 
 class _NotDifferentiated(torch.autograd.Function):

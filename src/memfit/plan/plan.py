@@ -2,10 +2,16 @@
 
 Written as versioned JSON. It holds no graph: whoever applies it captures the model again and compares
 digests, so a plan for another model, shape or dtype is refused by name.
+
+Note [Plans in regions]
+    A model that cannot be captured whole has a plan for each of its regions and no program of its own; its
+    figures are those of the whole step. Such a plan is written as version 2; all others as version 1, which
+    every memfit reads.
 """
 
 import dataclasses
 import hashlib
+import itertools
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -20,6 +26,10 @@ from memfit.units import format_bytes
 
 FORMAT = "memfit.plan"
 VERSION = 1
+VERSION_WITH_REGIONS = 2  # see Note [Plans in regions]
+
+
+_MOST_REASONS = 8  # lines about modules that are left eager
 
 
 class Treatment(StrEnum):
@@ -71,7 +81,9 @@ class Plan:
     plan_seconds: float
     log: tuple[str, ...]
     fates: tuple[Fate, ...]
-    program: Program
+    program: Program  # empty if there are regions, but for a digest of theirs
+    regions: Mapping[str, "Plan"] = dataclasses.field(default_factory=dict)  # by name of the module
+    left_eager: Mapping[str, str] = dataclasses.field(default_factory=dict)  # name to reason; "" is the model itself
 
     @property
     def slowdown(self) -> float:
@@ -101,20 +113,15 @@ class Plan:
         return dict(sizes)
 
     def to_json(self) -> str:
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        fields["fates"] = [dataclasses.asdict(fate) for fate in self.fates]
-        fields["program"] = json.loads(self.program.to_json())
-        content = {"format": FORMAT, "version": VERSION} | fields
+        version = VERSION_WITH_REGIONS if self.regions else VERSION
+        content = {"format": FORMAT, "version": version} | _to_data(self)
         return _dump(content | {"checksum": _checksum(content)})
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         fields = _fields(text)
         try:
-            program = Program.from_json(json.dumps(fields.pop("program")))
-            fates = tuple(Fate(**each | {"treatment": Treatment(each["treatment"])}) for each in fields.pop("fates"))
-            fields |= {name: tuple(fields[name]) for name in ("allow", "rewrites", "log")}
-            plan = cls(**fields, fates=fates, program=program)
+            plan = cls(**_from_data(fields))
             _check_types(plan)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InvalidFile(f"damaged plan: {type(error).__name__}: {first_line(error)}; plan again") from None
@@ -221,6 +228,28 @@ def _live_at_backward(graph: Graph, program: Program) -> set[int]:
     return live
 
 
+def _to_data(plan: Plan) -> dict[str, Any]:
+    fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
+    fields["fates"] = [dataclasses.asdict(fate) for fate in plan.fates]
+    fields["program"] = json.loads(plan.program.to_json())
+    regions, left_eager = fields.pop("regions"), fields.pop("left_eager")
+    if regions:
+        fields["regions"] = {name: _to_data(region) for name, region in regions.items()}
+        fields["left_eager"] = dict(left_eager)
+    return fields
+
+
+def _from_data(data: Mapping[str, Any]) -> dict[str, Any]:
+    fields = dict(data)
+    fields["program"] = Program.from_json(json.dumps(fields["program"]))
+    fields["fates"] = tuple(Fate(**each | {"treatment": Treatment(each["treatment"])}) for each in fields["fates"])
+    fields |= {name: tuple(fields[name]) for name in ("allow", "rewrites", "log")}
+    if "regions" in fields:
+        regions = {name: Plan(**_from_data(each)) for name, each in fields["regions"].items()}
+        fields |= {"regions": regions, "left_eager": dict(fields["left_eager"])}
+    return fields
+
+
 def _fields(text: str) -> dict[str, Any]:
     try:
         fields = json.loads(text)
@@ -229,10 +258,10 @@ def _fields(text: str) -> dict[str, Any]:
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise InvalidFile(f"not a plan: its format is not {FORMAT!r}")
     version = fields.get("version")
-    if version != VERSION:
+    if type(version) is not int or version not in (VERSION, VERSION_WITH_REGIONS):
         raise InvalidFile(
-            f"a plan of version {version!r} was found, this memfit reads version {VERSION}; plan again, or install "
-            "the memfit that wrote it"
+            f"a plan of version {version!r} was found, this memfit reads versions {VERSION} and "
+            f"{VERSION_WITH_REGIONS}; plan again, or install the memfit that wrote it"
         )
     if fields.pop("checksum", None) != _checksum(fields):
         raise InvalidFile("the plan was changed after it was written: its checksum differs; plan again")
@@ -262,6 +291,11 @@ def _check_types(plan: Plan) -> None:
         value = getattr(plan, name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"{name} is {value!r}")
+    for name, reason in plan.left_eager.items():
+        if not isinstance(reason, str):
+            raise TypeError(f"the reason of {name} is {reason!r}")
+    for region in plan.regions.values():
+        _check_types(region)
 
 
 def _lines(plan: Plan) -> Iterator[str]:
@@ -269,8 +303,11 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"{plan.model} on {plan.device}, {plan.sample}: {budget}"
     yield (
         f"predicted peak {format_bytes(plan.peak_bytes)} (unplanned {format_bytes(plan.unplanned_peak_bytes)}), "
-        f"{plan.slowdown:+.1%} time, at best {plan.lower_bound:+.1%}" + ("" if plan.times_measured else " (estimated)")
+        f"{plan.slowdown:+.1%} time"
+        + ("" if plan.regions else f", at best {plan.lower_bound:+.1%}")
+        + ("" if plan.times_measured else " (estimated)")
     )
+    yield from region_lines(plan)
     if plan.is_identity:
         yield "the unplanned step fits: nothing is computed again"
         return
@@ -281,12 +318,26 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield f"  {module or '(outside of modules)'}: {words}"
 
 
+def region_lines(plan: Plan) -> Iterator[str]:
+    """Which modules are planned and which are left as they are, if the model could not be captured whole."""
+    if not plan.regions:
+        return
+    yield f"planned by regions: {', '.join(plan.regions)}"
+    for name, reason in itertools.islice(plan.left_eager.items(), _MOST_REASONS):
+        yield f"left eager: {name or 'the model itself'}, because {reason}"
+    if len(plan.left_eager) > _MOST_REASONS:
+        yield f"left eager: {len(plan.left_eager) - _MOST_REASONS} more modules"
+
+
 def _differences(one: Plan, other: Plan) -> Iterator[str]:
     if one.program.graph_digest != other.program.graph_digest:
         yield "the plans are for different graphs: only totals are compared"
     for label, first, second in _compared(one, other):
         if first != second:
             yield f"{label}: {first} -> {second}"
+    for name in (*one.regions, *(name for name in other.regions if name not in one.regions)):
+        if (name in one.regions) != (name in other.regions):
+            yield f"{name}: a region in the {'first' if name in one.regions else 'second'} plan alone"
     others: Mapping[tuple[str, str], Fate] = {(fate.module, fate.value): fate for fate in other.fates}
     for fate in one.fates:
         changed = others.get((fate.module, fate.value))

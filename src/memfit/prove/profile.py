@@ -4,19 +4,19 @@ import dataclasses
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from memfit.api import apply
+from memfit.capture.rehearse import drop_gradients, nothing_remains, step
 from memfit.capture.sample import Sample
 from memfit.errors import InvalidInput
-from memfit.execute.attach import remove, removed
+from memfit.execute.attach import PlannedForward, planned_forwards, put_back, remove, removed
 from memfit.measure.peak import measure_peak
 from memfit.plan.plan import Plan
-from memfit.prove.rehearse import drop_gradients, nothing_remains, step
 from memfit.units import format_bytes
 
 _TOLERANCE = 0.01  # what a measured peak may be above the budget
@@ -82,7 +82,7 @@ def profile(
     with removed(model), nothing_remains(model, example):
         eager_peak = _peak(model, example, plan) if eager else None
         apply(plan, model, sample)
-        planned_forward = model.__dict__["forward"]
+        planned = planned_forwards(model)
         try:
             step(model, example, seed=0, backward_from=plan.backward_from)
             peak_bytes = _peak(model, example, plan)
@@ -90,7 +90,7 @@ def profile(
             remove(model)
         times: list[tuple[float, float]] = []
         for number in range(pairs):
-            times.append(_pair(model, example, plan, planned_forward, eager=eager, swap=bool(number % 2)))
+            times.append(_pair(model, example, plan, planned, eager=eager, swap=bool(number % 2)))
             if progress is not None:
                 progress(number + 1, pairs)
     return Profile(
@@ -116,7 +116,7 @@ def _peak(model: nn.Module, example: Sample, plan: Plan) -> int:
 
 
 def _pair(
-    model: nn.Module, example: Sample, plan: Plan, planned_forward: Any, *, eager: bool, swap: bool
+    model: nn.Module, example: Sample, plan: Plan, forwards: Sequence[PlannedForward], *, eager: bool, swap: bool
 ) -> tuple[float, float]:
     """Seconds of a planned and an eager step, in either order."""
     seconds = {}
@@ -124,7 +124,7 @@ def _pair(
         if not planned and not eager:
             continue
         if planned:
-            model.__dict__["forward"] = planned_forward
+            put_back(forwards)
         try:
             seconds[planned] = _seconds(lambda: step(model, example, seed=0, backward_from=plan.backward_from), model)
         finally:

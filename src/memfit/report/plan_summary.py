@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 
-from memfit.plan.plan import Plan, Treatment
+from memfit.plan.plan import Plan, Treatment, region_lines
 from memfit.report.blocks import equal_blocks
 from memfit.report.breakdown import printable
 from memfit.units import format_bytes
@@ -53,7 +53,7 @@ def _figures(plan: Plan) -> Iterator[Figure]:
     )
     how = "times measured here" if plan.times_measured else "times estimated"
     yield Figure(label="predicted slowdown", value=f"{plan.slowdown:+.1%}", remark=how)
-    if plan.budget_bytes is not None:
+    if plan.budget_bytes is not None and not plan.regions:  # what is left eager has no bound
         yield Figure(label="lower bound", value=f"{plan.lower_bound:+.1%}", remark="no plan of this budget is faster")
         yield Figure(label="gap", value=f"{100 * plan.gap:.1f} points")
     yield Figure(label="plan time", value=f"{plan.plan_seconds:.1f} s")
@@ -69,6 +69,7 @@ def _notes(plan: Plan) -> Iterator[str]:
         yield "the unplanned step fits the budget: nothing is computed again, nothing is replaced"
     if any("interrupted" in line for line in plan.log):
         yield "the search was interrupted: this is the best plan that was found until then"
+    yield from (printable(line) for line in region_lines(plan))
     if plan.rewrites:
         yield f"the graph was changed before planning: {', '.join(plan.rewrites)}"
     lossy = [name for name in plan.allow if name.endswith("-bit")]
@@ -117,7 +118,7 @@ def techniques(plan: Plan) -> dict[str, int]:
 
 def summary_json(plan: Plan, *, depth: int | None = None) -> str:
     """All figures of a plan without its program."""
-    left_out = ("program", "fates")
+    left_out = ("program", "fates", "regions")
     fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     figures = {name: value for name, value in fields.items() if name not in left_out}
     derived = {
@@ -128,6 +129,11 @@ def summary_json(plan: Plan, *, depth: int | None = None) -> str:
         "activations": totals(plan),
         "techniques": techniques(plan),
         "modules": plan.by_module(depth or automatic_depth(plan)),
+        "regions": {name: _region_json(region) for name, region in plan.regions.items()},
         "notes": notes(plan),
     }
     return json.dumps(figures | derived, indent=2)
+
+
+def _region_json(region: Plan) -> dict[str, object]:
+    return {"model": region.model, "sample": region.sample, "activations": totals(region), "extra_us": region.extra_us}

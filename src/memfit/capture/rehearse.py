@@ -9,7 +9,7 @@ Note [Starts of gradients]
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -56,7 +56,14 @@ def drop_gradients(model: nn.Module, sample: Sample) -> None:
         leaf.grad = None
 
 
-def step(model: nn.Module, sample: Sample, *, seed: int, backward_from: str = "auto") -> list[torch.Tensor]:
+def step(
+    model: nn.Module,
+    sample: Sample,
+    *,
+    seed: int,
+    backward_from: str = "auto",
+    before_backward: Callable[[], None] | None = None,
+) -> list[torch.Tensor]:
     """Forward and backward; the outputs that gradients started from."""
     drop_gradients(model, sample)
     torch.manual_seed(seed)
@@ -64,6 +71,8 @@ def step(model: nn.Module, sample: Sample, *, seed: int, backward_from: str = "a
     starts = [tensors[index] for index in differentiated(tensors, backward_from)]
     del tensors
     loss = starts[0] if len(starts) == 1 and starts[0].dim() == 0 else _Loss.apply(seed, *starts)
+    if before_backward is not None:
+        before_backward()
     loss.backward()
     return [start.detach() for start in starts]
 

@@ -1,0 +1,52 @@
+"""The live bytes of a real run, stretch by stretch between marks."""
+
+import dataclasses
+import gc
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from memfit import _torch
+from memfit.errors import InvalidModel
+from memfit.measure.peak import held_bytes
+from memfit.tensors import tensors_in
+
+set_mark = _torch.set_mark
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredStretch:
+    """What a run used between two marks, or between a mark and one of its ends."""
+
+    label: str  # of the mark it starts with; "" at the start of the run
+    start_bytes: int
+    peak_bytes: int
+    end_bytes: int
+
+
+def measure_stretches(run: Callable[[], Any], *, resident: Iterable[Any]) -> list[MeasuredStretch]:
+    """Run once; `resident` is what is in memory already, as in `measure_peak`. On CPU alone."""
+    holders = list(resident)
+    if any(tensor.is_cuda for tensor in tensors_in(_states(holders))):
+        raise InvalidModel("the bytes between marks are only measured on CPU, and the model is on CUDA; move it there")
+    start_bytes = held_bytes(holders)
+    gc.collect()
+    stretches: list[MeasuredStretch] = []
+    label, peak_bytes, now_bytes = "", start_bytes, start_bytes
+    for mark, change_bytes in [*_torch.marked_memory_events(run), ("end", 0)]:
+        now_bytes += change_bytes
+        peak_bytes = max(peak_bytes, now_bytes)
+        if mark:
+            stretches.append(
+                MeasuredStretch(label=label, start_bytes=start_bytes, peak_bytes=peak_bytes, end_bytes=now_bytes)
+            )
+            label, start_bytes, peak_bytes = mark, now_bytes, now_bytes
+    return stretches
+
+
+def _states(holders: list[Any]) -> list[Any]:
+    return [
+        [*holder.parameters(), *holder.buffers()] if isinstance(holder, torch.nn.Module) else holder
+        for holder in holders
+    ]

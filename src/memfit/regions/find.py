@@ -1,0 +1,184 @@
+"""The largest parts of a model that can be captured, where the model itself cannot.
+
+Note [Which parts]
+    From the top down, in the order of the model: a part that is called in one way only, trains, returns nothing
+    that gradients do not reach, and can be captured, is a region. Otherwise its own parts are looked at. What runs
+    inside a region is not looked at, and neither is what keeps too little to matter.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from memfit.capture.calls import NotedCall, autocast_state, noted_calls
+from memfit.capture.sample import Sample
+from memfit.capture.trace import Joint, traced
+from memfit.errors import CaptureError, MemfitError
+from memfit.execute.attach import kind_of_arguments
+from memfit.ir import Graph, Program
+from memfit.pipeline import Prepared, Recipe, Traced, make_planner, planned_graph, prepare
+from memfit.plan.expand import program_of
+from memfit.plan.identity import identity_program
+from memfit.plan.regions import kept_bytes
+from memfit.plan.solve import Planner
+from memfit.regions.marked import MarkedCall
+from memfit.runner import check_equal_to_eager
+from memfit.units import format_bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What structurally equal regions have in common: their costs and their planner."""
+
+    prepared: Prepared
+    planner: Planner
+    unplanned: Program
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Region:
+    """A part of a model that is captured and planned by itself."""
+
+    name: str  # path in the model
+    module: nn.Module
+    sample: Sample  # what it is called with, without its memory
+    calls: int  # in one step
+    graph: Graph
+    kind: Kind
+    marked: MarkedCall  # runs it unplanned, and tells when
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Regions:
+    """The regions of a model, and why the rest of it is left as it is."""
+
+    found: tuple[Region, ...]
+    left_eager: dict[str, str]  # name to reason
+
+
+def find_regions(model: nn.Module, sample: Sample, recipe: Recipe, error: CaptureError, *, least_bytes: int) -> Regions:
+    """Look for regions, see Note [Which parts]. `error` says why the model itself is none."""
+    calls = noted_calls(model, sample, backward_from=recipe.backward_from)
+    search = _Search(model, calls, region_recipe(recipe), least_bytes)
+    search.left_eager[""] = str(error)
+    search.look_into("", model)
+    return Regions(found=tuple(search.found), left_eager=search.left_eager)
+
+
+def region_recipe(recipe: Recipe) -> Recipe:
+    """How regions are captured: every result may get a gradient, and the step's memory is not theirs to count."""
+    return dataclasses.replace(
+        recipe, optimizer=None, backward_from="all", outputs="all", recompute=(), keep=(), report=None
+    )
+
+
+def regions_digest(digests: dict[str, str]) -> str:
+    """A short hash of the graphs of all regions, by name."""
+    described = "\n".join(f"{name} {digest}" for name, digest in sorted(digests.items()))
+    return hashlib.sha256(described.encode()).hexdigest()[:16]
+
+
+class _Search:
+    def __init__(self, model: nn.Module, calls: dict[str, list[NotedCall]], recipe: Recipe, least_bytes: int) -> None:
+        self.found: list[Region] = []
+        self.left_eager: dict[str, str] = {}
+        self._calls = calls
+        self._recipe = recipe
+        self._least_bytes = least_bytes
+        self._kinds: dict[str, Kind] = {}
+        self._seen = {model}
+
+    def look_into(self, path: str, module: nn.Module) -> None:
+        for name, part in module.named_children():
+            if part not in self._seen:
+                self._seen.add(part)
+                self._look_at(f"{path}.{name}".removeprefix("."), part)
+
+    def _look_at(self, path: str, module: nn.Module) -> None:
+        calls = self._calls.get(path, [])
+        if not calls:  # a list of modules, or not part of this step
+            self.look_into(path, module)
+            return
+        try:
+            reason = next(_refusals(module, calls), "") or self._captured(path, module, calls)
+        except MemfitError as error:
+            reason = str(error)
+        if reason:
+            if reason != self.left_eager.get(path.rpartition(".")[0]):  # said of the whole, it is true of its parts
+                self.left_eager[path] = reason
+            self.look_into(path, module)
+
+    def _captured(self, path: str, module: nn.Module, calls: list[NotedCall]) -> str:
+        """Add a region, or say why not."""
+        sample = calls[0].sample
+        with traced(module, sample, backward_from="all", with_hooks=False) as joint:
+            reason = next(_inexact(module, joint), "")
+            if reason:
+                return reason
+            before = Traced.of(joint)
+            graph = planned_graph(joint, self._recipe)
+            small_bytes = kept_bytes(graph, identity_program(graph))
+            if small_bytes < self._least_bytes:
+                self._seen.update(module.modules())  # its parts keep less
+                return f"it keeps only {format_bytes(small_bytes)} for its backward pass"
+            kind = self._kind(module, joint, before, graph, sample)
+            marked = MarkedCall(len(self.found), joint, graph, kind.unplanned, sample)
+        self.found.append(
+            Region(
+                name=path,
+                module=module,
+                sample=_without_memory(sample),
+                calls=len(calls),
+                graph=graph,
+                kind=kind,
+                marked=marked,
+            )
+        )
+        return ""
+
+    def _kind(self, module: nn.Module, joint: Joint, before: Traced, graph: Graph, sample: Sample) -> Kind:
+        digest = graph.digest()
+        if digest not in self._kinds:
+            prepared = prepare(module, joint, sample, self._recipe, before=before)
+            planner = make_planner(module, prepared, self._recipe)
+            unplanned = program_of(planner.problem, planner.unplanned)
+            self._kinds[digest] = Kind(prepared=prepared, planner=planner, unplanned=unplanned)
+        return self._kinds[digest]
+
+
+def _without_memory(sample: Sample) -> Sample:
+    args, kwargs = pytree.tree_map_only(
+        torch.Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), (sample.args, dict(sample.kwargs))
+    )
+    return Sample(args, kwargs)
+
+
+def _refusals(module: nn.Module, calls: list[NotedCall]) -> Iterator[str]:
+    """Why a part cannot be a region, whatever it computes."""
+    if not module.training:
+        yield "it is in eval mode, in which its own forward runs"
+    if not all(call.with_gradients for call in calls):
+        yield "it runs without gradients, or again in the backward pass (by torch.utils.checkpoint)"
+    if any(call.autocast != autocast_state() for call in calls):
+        yield "it is called in an autocast block of the model"
+    if any(call.overwritten for call in calls):
+        yield "what it is given or returns is changed in place"
+    if any(call.reached < call.returned for call in calls):
+        yield "no gradient reaches some of what it returns"
+    if len({kind_of_arguments(call.sample.args, dict(call.sample.kwargs)) for call in calls}) > 1:
+        yield "it is called with arguments of different kinds in one step"
+
+
+def _inexact(module: nn.Module, joint: Joint) -> Iterator[str]:
+    """Why a captured call would not do all that the eager one does."""
+    check_equal_to_eager(type(module).__name__, joint, warn=False)
+    if joint.changed_attributes:
+        yield f"its forward changes {', '.join(joint.changed_attributes)}"
+    if joint.avoided_values:
+        yield "it looks at values of the batch"
+    if joint.changes_arguments:
+        yield "it writes into its arguments"

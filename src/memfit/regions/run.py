@@ -1,0 +1,116 @@
+"""Run a model by a plan in regions.
+
+Note [Other calls of a region]
+    A plan in regions is for the step it was made for. A call of another kind keeps the region's decisions if it has
+    the same operations, whatever its sizes, and otherwise runs by the region's own forward; so does every
+    call after a few kinds, because a region whose shapes follow the data would be captured anew in every step.
+"""
+
+import dataclasses
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from memfit.capture.calls import cut_off, noted_calls
+from memfit.capture.sample import Sample
+from memfit.errors import InvalidFile, MemfitError
+from memfit.execute.attach import Call, PlannedForward, attach, check_unplanned, regions_of, remove
+from memfit.execute.compiled import CompiledCall
+from memfit.pipeline import planned_graph, recipe_of, traced_for
+from memfit.plan.plan import Plan
+from memfit.plan.validate import check_program
+from memfit.runner import check_equal_to_eager, other_call
+
+_MOST_KINDS = 8  # of calls that one region captures
+
+
+@dataclasses.dataclass
+class RegionRunner:
+    """What the planned forward of a region asks for when a new kind of call comes."""
+
+    plan: Plan  # of the region
+    whole: Plan
+    only_the_plan: bool = False  # refuse a call that the plan is not for
+    kinds: int = 0  # captured so far
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        if self.kinds >= _MOST_KINDS:
+            return _OwnForward(model.forward)
+        self.kinds += 1
+        try:
+            return self._captured(model, cut_off(args, kwargs))
+        except MemfitError as error:
+            if self.only_the_plan:
+                raise
+            warnings.warn(
+                f"a call of the region {type(model).__name__} runs unplanned, so that the step may be over its budget: "
+                f"{error}",
+                stacklevel=2,
+            )
+            return _OwnForward(model.forward)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "RegionRunner":
+        return RegionRunner(plan=self.plan, whole=self.whole)  # a copy captures its own calls
+
+    def _captured(self, model: nn.Module, example: Sample) -> Call:
+        recipe = recipe_of(self.plan)
+        with traced_for(model, example, recipe, with_hooks=False) as joint:
+            check_equal_to_eager(type(model).__name__, joint)
+            graph = planned_graph(joint, recipe)
+            if self.only_the_plan and graph.digest() != self.plan.program.graph_digest:
+                raise InvalidFile(other_call(self.plan, example))
+            check_program(graph, self.plan.program)
+            return CompiledCall(joint, graph, self.plan.program)
+
+
+class _OwnForward:
+    """A call that memfit does not change."""
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward = forward
+
+    def __call__(self, _states: Any, args: Any, kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)
+
+
+def apply_regions(plan: Plan, model: nn.Module, sample: Sample | None) -> nn.Module:
+    """Attach the plans of all regions; with a sample, all are captured at once and must be what was planned."""
+    check_unplanned(model)
+    calls = {} if sample is None else noted_calls(model, sample, backward_from=plan.backward_from)
+    try:
+        for name, region in plan.regions.items():
+            runner = RegionRunner(plan=region, whole=plan, only_the_plan=sample is not None)
+            forward = attach(_part(model, name), runner, whole=model)
+            if sample is not None:
+                _capture(forward, name, calls.get(name, []))
+            runner.only_the_plan = False
+    except BaseException:
+        remove(model)
+        raise
+    return model
+
+
+def plan_in_regions(model: nn.Module) -> Plan | None:
+    """The plan that the regions of a model run by."""
+    runners = [forward.compile_call for forward in regions_of(model)]
+    return next((runner.whole for runner in runners if isinstance(runner, RegionRunner)), None)
+
+
+def _capture(forward: PlannedForward, name: str, calls: list[Any]) -> None:
+    if not calls:
+        raise InvalidFile(
+            f"the plan has the region {name!r}, which is not called on this sample; plan again for it, or apply the "
+            "plan without a sample"
+        )
+    forward.capture(calls[0].sample.args, dict(calls[0].sample.kwargs))
+
+
+def _part(model: nn.Module, name: str) -> nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        raise InvalidFile(
+            f"the plan has the region {name!r}, which this {type(model).__name__} does not have; plan again"
+        ) from None

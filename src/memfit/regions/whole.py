@@ -1,0 +1,143 @@
+"""The step around the regions: what it takes as it is, and its live bytes where regions begin and end."""
+
+import dataclasses
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from memfit.capture.rehearse import drop_gradients, nothing_remains, step
+from memfit.capture.sample import Sample
+from memfit.execute.attach import attach, remove
+from memfit.ir import OptimizerMemory, Phase
+from memfit.measure.optimizer import optimizer_memory
+from memfit.measure.peak import measure_peak
+from memfit.measure.stretches import MeasuredStretch, measure_stretches
+from memfit.pipeline import Recipe, is_for_cuda
+from memfit.plan.regions import Footprint, Stretch, Surroundings, footprint
+from memfit.regions.find import Region
+from memfit.regions.marked import BEGIN
+
+_TIMED_STEPS = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EagerStep:
+    """One step as the model itself runs it."""
+
+    peak_bytes: int  # with the optimizer's state and step
+    persistent_bytes: int  # live when the step ends, with the optimizer's state
+    resident_bytes: int  # before the step
+    step_us: float
+    optimizer: OptimizerMemory
+
+
+def eager_step(model: nn.Module, sample: Sample, recipe: Recipe) -> EagerStep:
+    """Run steps and measure; the model stays as it is."""
+    with nothing_remains(model, sample), torch.enable_grad():
+        run = _run(model, sample, recipe)
+        step_us = min(_microseconds(run) for _ in range(_TIMED_STEPS))
+        optimizer = _optimizer_memory(model, recipe)
+        drop_gradients(model, sample)  # the profiler does not see the release of what was there before
+        measured = measure_peak(run, resident=[model, sample.args, dict(sample.kwargs)])
+    end_bytes = measured.live_bytes[-1] + optimizer.state_bytes
+    return EagerStep(
+        peak_bytes=max(measured.peak_bytes + optimizer.state_bytes, end_bytes + optimizer.workspace_bytes),
+        persistent_bytes=end_bytes,
+        resident_bytes=measured.resident_bytes,
+        step_us=step_us,
+        optimizer=optimizer,
+    )
+
+
+def stretches_of(
+    model: nn.Module, sample: Sample, recipe: Recipe, regions: Sequence[Region], optimizer: OptimizerMemory
+) -> list[Stretch]:
+    """Run a step with every region unplanned, and measure it from mark to mark."""
+    run = _run(model, sample, recipe)
+    with nothing_remains(model, sample), torch.enable_grad():
+        for region in regions:
+            attach(region.module, _always(region), whole=model)
+        try:
+            run()
+            drop_gradients(model, sample)
+            for region in regions:
+                region.marked.forget()
+            measured = measure_stretches(run, resident=[model, sample.args, dict(sample.kwargs)])
+        finally:
+            remove(model)
+    unplanned = [region_footprint(region, region.marked.surroundings()) for region in regions]
+    return _stretches(measured, unplanned, optimizer)
+
+
+def region_footprint(region: Region, around: Surroundings, program: Any = None) -> Footprint:
+    """What a program of a region adds to the step around it; without one, the unplanned program."""
+    prepared = region.kind.prepared
+    return footprint(
+        prepared.graph,
+        program or region.kind.unplanned,
+        region.kind.unplanned,
+        workspace_bytes=prepared.costs.workspace_bytes,
+        granularity_bytes=prepared.granularity_bytes,
+        around=around,
+    )
+
+
+def _run(model: nn.Module, sample: Sample, recipe: Recipe) -> Callable[[], None]:
+    def run() -> None:
+        step(model, sample, seed=0, backward_from=recipe.backward_from)
+
+    return run
+
+
+def _always(region: Region) -> Callable[..., Any]:
+    return lambda *_: region.marked
+
+
+def _stretches(
+    measured: Sequence[MeasuredStretch], unplanned: Sequence[Footprint], optimizer: OptimizerMemory
+) -> list[Stretch]:
+    """What the marks mean, see Note [Whole peak] in `plan/regions.py`."""
+    waiting: Counter[int] = Counter()
+    stretches = []
+    for each in measured:
+        running = None
+        live_bytes = each.peak_bytes
+        if each.label:
+            number, name, end = each.label.split()
+            region, phase = int(number), Phase(name)
+            if end == BEGIN:
+                running = (region, phase)
+                expected_bytes = unplanned[region].forward_bytes
+                if phase is Phase.BACKWARD:
+                    expected_bytes = unplanned[region].backward_bytes
+                    waiting[region] -= 1
+                # What the pass took beyond its program stays with it, whatever it runs.
+                live_bytes = each.start_bytes + max(0, each.peak_bytes - each.start_bytes - expected_bytes)
+            elif phase is Phase.FORWARD:
+                waiting[region] += 1
+        kept = {region: count for region, count in waiting.items() if count}
+        stretches.append(Stretch(live_bytes=live_bytes + optimizer.state_bytes, waiting=kept, running=running))
+    end_bytes = measured[-1].end_bytes + optimizer.state_bytes + optimizer.workspace_bytes
+    return [*stretches, Stretch(live_bytes=end_bytes, waiting={})]
+
+
+def _optimizer_memory(model: nn.Module, recipe: Recipe) -> OptimizerMemory:
+    """After a step: what the optimizer keeps and needs for the parameters that got a gradient."""
+    if recipe.optimizer is None:
+        return OptimizerMemory()
+    return optimizer_memory(
+        recipe.optimizer,
+        list(model.parameters()),
+        for_cuda=is_for_cuda(model, None),
+        without_gradient=[parameter for parameter in model.parameters() if parameter.grad is None],
+    )
+
+
+def _microseconds(run: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    run()
+    return (time.perf_counter() - start) * 1e6

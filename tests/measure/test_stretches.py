@@ -1,0 +1,37 @@
+import pytest
+import torch
+
+from memfit.errors import InvalidModel
+from memfit.measure.stretches import measure_stretches, set_mark
+
+KIB = 1024
+
+
+def test_bytes_are_told_from_mark_to_mark():
+    held = torch.zeros(KIB)
+
+    def run():
+        kept = torch.zeros(2 * KIB)
+        set_mark("between")
+        torch.zeros(8 * KIB)
+        kept = torch.zeros(KIB)
+        set_mark("after")
+        del kept
+
+    stretches = measure_stretches(run, resident=[held])
+    assert [each.label for each in stretches] == ["", "between", "after"]
+    assert [each.start_bytes for each in stretches] == [4 * KIB, 12 * KIB, 8 * KIB]
+    assert [each.peak_bytes for each in stretches] == [12 * KIB, 44 * KIB, 8 * KIB]
+    assert [each.end_bytes for each in stretches] == [12 * KIB, 8 * KIB, 4 * KIB]
+
+
+def test_a_run_without_marks_is_one_stretch():
+    (stretch,) = measure_stretches(lambda: torch.zeros(KIB), resident=[])
+    assert (stretch.start_bytes, stretch.peak_bytes, stretch.end_bytes) == (0, 4 * KIB, 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_model_on_another_device_is_refused():
+    with pytest.raises(InvalidModel, match="only measured on CPU"):
+        measure_stretches(lambda: None, resident=[torch.zeros(1, device="cuda")])

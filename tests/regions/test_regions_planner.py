@@ -1,0 +1,148 @@
+"""Budgets of models in regions: what is promised, what is refused."""
+
+import dataclasses
+
+import pytest
+import torch
+from budgeted import assert_untouched, state_of
+from regional import CASES, Branching, Nothing, Repeated, images
+from torch import nn
+
+import memfit
+from memfit.capture.sample import Sample
+from memfit.errors import CaptureError, InfeasibleBudget
+from memfit.measure.peak import measure_peak
+from memfit.pipeline import Recipe
+from memfit.plan.plan import Treatment
+from memfit.regions.planner import make_region_planner
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ERROR = CaptureError("it asks")
+BUDGETS = {"branching": 0.7, "experts": 0.6, "recurrent": 0.9, "repeated": 0.7}
+
+
+@pytest.fixture(scope="module", params=BUDGETS)
+def planned(request, one_thread):
+    make, batch = (CASES | {"repeated": (Repeated, images)})[request.param]
+    torch.manual_seed(0)
+    model, sample = make(), batch()
+    before = state_of(model)
+    plan = memfit.plan(model, sample, budget=BUDGETS[request.param], time_limit=1)
+    assert_untouched(model, before)
+    return model, sample, plan
+
+
+def test_the_peak_is_under_the_budget_and_as_predicted(planned):
+    model, sample, plan = planned
+    profile = memfit.profile(model, plan, sample, pairs=1)
+    assert plan.peak_bytes <= plan.budget_bytes
+    assert profile.peak_bytes <= plan.budget_bytes * 1.01
+    assert profile.peak_bytes == pytest.approx(plan.peak_bytes, rel=0.005)
+    assert profile.eager_peak_bytes == pytest.approx(plan.unplanned_peak_bytes, rel=0.001)
+
+
+def test_planned_and_eager_are_equal_bit_for_bit(planned):
+    model, sample, plan = planned
+    assert memfit.check(model, plan, sample).exact
+
+
+def test_a_plan_says_what_it_is_about(planned):
+    model, _, plan = planned
+    text = str(plan)
+    assert "planned by regions: " in text
+    assert f"left eager: the model itself, because {type(model).__name__} could not be captured" in text
+    assert set(plan.regions) <= {name for name, _ in model.named_modules()}
+    assert any(fate.treatment is not Treatment.KEPT for fate in plan.fates)
+    assert all(any(fate.module.startswith(name) for name in plan.regions) for fate in plan.fates)
+
+
+# One planner at many budgets
+
+
+@pytest.fixture(scope="module")
+def planner(one_thread):
+    torch.manual_seed(0)
+    return make_region_planner(Branching(), Sample.of(images()), Recipe(budget=0.5, time_limit_s=1.0), ERROR)
+
+
+def planned_at(planner, budget, **changes):
+    return planner.plan(Recipe(budget=budget, time_limit_s=1.0, **changes))
+
+
+def test_the_smaller_the_budget_the_slower(planner):
+    plans = [planned_at(planner, budget) for budget in (0.9, 0.75, 0.6, "smallest")]
+    times = [plan.extra_us for plan in plans]
+    assert times == sorted(times)
+    assert all(plan.peak_bytes <= plan.budget_bytes for plan in plans)
+    assert plans[-1].peak_bytes == min(plan.peak_bytes for plan in plans)
+
+
+def test_a_step_that_fits_is_left_unplanned(planner):
+    assert planned_at(planner, 1.0).is_identity
+
+
+def test_a_budget_that_cannot_be_met_names_the_smallest(planner):
+    with pytest.raises(InfeasibleBudget, match="the smallest with 3 regions needs") as caught:
+        planned_at(planner, 0.1)
+    assert planned_at(planner, caught.value.smallest_bytes).peak_bytes == caught.value.smallest_bytes
+    with pytest.raises(InfeasibleBudget):
+        planned_at(planner, caught.value.smallest_bytes - 1)
+
+
+def test_an_optimizer_is_counted(one_thread):
+    torch.manual_seed(0)
+    model, sample = Branching(), images(4)
+    counted = memfit.plan(model, sample, budget="1GiB", optimizer="adamw", time_limit=0.5)
+    trained_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    assert counted.optimizer_state_bytes >= 2 * trained_bytes
+    optimizer = torch.optim.AdamW(model.parameters())
+    memfit.apply(counted, model, sample)
+
+    def step():
+        optimizer.zero_grad()
+        loss = model(sample)
+        loss.backward()
+        optimizer.step()
+
+    step()
+    optimizer.zero_grad()
+    measured = measure_peak(step, resident=[model, optimizer, sample])
+    assert measured.peak_bytes == pytest.approx(counted.peak_bytes, rel=0.005)
+
+
+def test_the_frontier_of_a_model_in_regions(one_thread):
+    curve = memfit.frontier(Branching(), images(4), fractions=(0.8, 0.1), time_limit=1)
+    assert [plan.regions.keys() for plan in curve] == [{"first", "second", "last"}] * len(curve)
+    assert len(curve) == 2  # one point cannot be met
+
+
+# What is refused as ever
+
+
+def test_a_model_without_any_region_is_refused_as_ever():
+    with pytest.raises(CaptureError, match="Nothing could not be captured: at its top level"):
+        memfit.plan(Nothing(), torch.randn(4, 8), budget=0.5)
+
+
+def test_a_model_without_memory_is_refused_as_ever():
+    with memfit.without_weights():
+        model, sample = Branching(), images(2)
+    with pytest.raises(CaptureError, match="could not be captured"):
+        memfit.plan(model, sample, budget=0.5)
+
+
+@pytest.mark.parametrize(
+    "wish", [{"budget": None}, {"recompute": [nn.ReLU]}, {"outputs": "loss"}, {"device": "A100-40GB"}]
+)
+def test_what_only_a_captured_model_can_be_given_is_refused(wish):
+    with pytest.raises(CaptureError):
+        memfit.plan(Branching(), images(2), **{"budget": 0.5} | wish)
+
+
+def test_a_plan_in_regions_is_the_same_after_a_round_trip(planner, tmp_path):
+    plan = planned_at(planner, 0.6)
+    plan.save(tmp_path / "plan.json")
+    loaded = memfit.Plan.load(tmp_path / "plan.json")
+    assert loaded == plan
+    assert '"version":2' in (tmp_path / "plan.json").read_text()
+    assert dataclasses.replace(loaded, budget_bytes=1).diff(plan).startswith("budget: 1 B -> ")
