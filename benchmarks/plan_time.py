@@ -61,7 +61,7 @@ def main() -> None:
         print(json.dumps(dataclasses.asdict(_timed(options.one))))
         return
     cases = [name for name in _CASES if not options.cases or any(word in name.lower() for word in options.cases)]
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 140)
     timings = []
     for name in cases:
         with console.status(name):
@@ -118,7 +118,7 @@ def _llama() -> tuple[nn.Module, Any]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(use_cache=False)  # the defaults are those of the model with seven billion parameters
-    return LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).train(), _words(1, 2048, config.vocab_size)
+    return LlamaForCausalLM._from_config(config, dtype=torch.bfloat16).train(), _words(4, 2048, config.vocab_size)
 
 
 def _words(sequences: int, tokens: int, vocabulary: int) -> dict[str, torch.Tensor]:

@@ -77,7 +77,7 @@ def test_training_ends_in_the_same_parameters(make_model, make_batch):
     for model in (eager, planned):
         torch.manual_seed(5)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        for number in range(20):
+        for number in range(50):
             optimizer.zero_grad()
             model(batches[number % 3]).square().mean().backward()
             optimizer.step()
