@@ -43,6 +43,7 @@ TECHNIQUES = {
     "recompute": "compute values of the forward pass again",
     "lean": "operators that keep less and give the same bits",
     "chunk": "linear and cross-entropy in chunks: rounds differently, as closely",
+    "offload": "kept activations in the next memory tier, host memory for a GPU, a file in TMPDIR for a CPU: exact",
     "16-bit": "kept activations in 16 bits: lossy",
     "8-bit": "kept activations in 8 bits: lossy",
     "4-bit": "kept activations in 4 bits: lossy",

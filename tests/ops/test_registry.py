@@ -25,15 +25,15 @@ def test_no_other_function_can_be_named(name: str) -> None:
 
 
 def test_techniques_switch_on_their_operators() -> None:
-    of_backward = {"batch_norm_backward", "convolution_backward"}
+    of_backward = {"batch_norm_backward", "convolution_backward", "tied_embedding"}
     kept = {"bits", "dropout", "relu", "max_pool", "batch_norm"}
     assert {operator.name for operator in chosen(["lean"])} == kept | of_backward
     assert [operator.name for operator in chosen(("8-bit", "recompute"))] == ["8-bit"]
     assert chosen(()) == ()
 
 
-def test_what_lean_switches_on_is_exact_and_nothing_else_is() -> None:
-    assert all(operator.exact == (operator.technique == "lean") for operator in LEAN_OPERATORS)
+def test_what_lean_and_offload_switch_on_is_exact_and_nothing_else_is() -> None:
+    assert all(operator.exact == (operator.technique in {"lean", "offload"}) for operator in LEAN_OPERATORS)
 
 
 def test_operators_have_names_of_their_own() -> None:

@@ -70,7 +70,7 @@ Allow = Annotated[
     str | None,
     typer.Option(
         metavar="NAMES",
-        help="Techniques, separated by commas: recompute, lean, chunk, 16-bit, 8-bit, 4-bit.",
+        help="Techniques, separated by commas: recompute, lean, chunk, offload, 16-bit, 8-bit, 4-bit.",
         show_default="recompute,lean: those that change no bit",
     ),
 ]

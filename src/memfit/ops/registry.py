@@ -14,6 +14,7 @@ from memfit.ops.dropout import DROPOUT
 from memfit.ops.lean import LeanOperator
 from memfit.ops.lossy import EIGHT_BIT, FOUR_BIT, SIXTEEN_BIT
 from memfit.ops.max_pool import MAX_POOL
+from memfit.ops.offload import OFFLOAD
 from memfit.ops.relu import RELU
 from memfit.ops.tied_embedding import TIED_EMBEDDING
 
@@ -30,6 +31,7 @@ LEAN_OPERATORS: tuple[LeanOperator, ...] = (
     FOUR_BIT,
     CROSS_ENTROPY,
     TIED_EMBEDDING,
+    OFFLOAD,
 )
 
 
