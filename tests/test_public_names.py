@@ -31,6 +31,8 @@ PUBLIC_NAMES = [
     "estimate",
     "fit",
     "frontier",
+    "init",
+    "load",
     "plan",
     "plan_of",
     "profile",

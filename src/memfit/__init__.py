@@ -22,6 +22,7 @@ from memfit.plan.frontier import Frontier
 from memfit.plan.plan import Plan
 from memfit.prove.check import Check, check
 from memfit.prove.profile import Profile, profile
+from memfit.step.construct import init, load
 from memfit.step.losses import Mean
 from memfit.step.policy import StepPolicy
 from memfit.step.step import Step
@@ -52,6 +53,8 @@ __all__ = [
     "estimate",
     "fit",
     "frontier",
+    "init",
+    "load",
     "plan",
     "plan_of",
     "profile",

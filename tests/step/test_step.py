@@ -49,7 +49,6 @@ def options_of(techniques, directory):
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch):
     monkeypatch.setattr("memfit.step.parts.LARGEST_PART", 100)  # several parts of every weight
-    monkeypatch.setattr("memfit.step.tiers.SMALLEST_BYTES", 64)
 
 
 @pytest.mark.parametrize("techniques", pairs(list(EXACT)), ids="+".join)

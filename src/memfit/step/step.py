@@ -6,21 +6,27 @@ Every technique has a file of its own; this one is the order in which they run.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from memfit.errors import InvalidInput, NonFiniteLoss
 from memfit.step.accumulation import Accumulation, total_of
 from memfit.step.batches import Split, map_tensors, row_count, split_batch
+from memfit.step.checkpoint import Checkpoint, value_of, write_checkpoint
 from memfit.step.losses import Loss, Term, Weight, check_reduction, counted, term_of
 from memfit.step.mixing import check_separable
 from memfit.step.optimizers import check_without_closure, parameters_of
 from memfit.step.policy import StepPolicy
 from memfit.step.precision import Scaler, autocast, in_bfloat16, make_pure
+from memfit.step.random_state import random_state, set_random_state
+from memfit.step.restore import check_model, restore_model, restore_optimizer
 from memfit.step.updater import Updater
 
 
@@ -112,6 +118,48 @@ class Step:
     def close(self) -> None:
         """Give back what a tier takes. The optimizer's state is then gone."""
         self._updater.close()
+
+    # Saving and resuming
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on: model, optimizer, schedule, scale, generators, position."""
+        self._updater.settle()
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "scaler": None if self._scaler is None else self._scaler.state_dict(),
+            "rounding": None if self._updater.rounding is None else self._updater.rounding.state(),
+            "random": random_state(),
+            "position": dataclasses.asdict(self.position),
+            "accumulation": dataclasses.asdict(self._accumulation),
+            "gradients": {number: each.grad for number, each in enumerate(self._parameters) if each.grad is not None},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken: the next step gives the numbers it would have given there."""
+        check_model(self.model, state["model"])
+        restore_optimizer(self.optimizer, state["optimizer"], self._updater.adopt)
+        restore_model(self.model, state["model"])
+        self._updater.settle()
+        for part, name in ((self.scheduler, "scheduler"), (self._scaler, "scaler")):
+            if part is not None and state[name] is not None:
+                part.load_state_dict(pytree.tree_map(value_of, state[name]))
+        if self._updater.rounding is not None and state["rounding"] is not None:
+            self._updater.rounding.load_state(value_of(state["rounding"]))
+        self.position = Position(**state["position"])
+        self._accumulation = Accumulation(**state["accumulation"])
+        for number, parameter in enumerate(self._parameters):
+            parameter.grad = value_of(state["gradients"].get(number))
+        set_random_state(pytree.tree_map(value_of, state["random"]))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state into one safetensors file, whole or not at all."""
+        write_checkpoint(Path(path), self.state_dict())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a file that `save` wrote; model, optimizer and scheduler are built as they were."""
+        self.load_state_dict(Checkpoint(Path(path)).state())
 
     # One batch
 

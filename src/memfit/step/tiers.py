@@ -17,8 +17,6 @@ from torch import nn
 from memfit.errors import InvalidInput
 from memfit.step.parts import Part, State, cut, is_like
 
-SMALLEST_BYTES = 4096  # smaller states (counters) stay in memory
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Place:
@@ -116,7 +114,7 @@ class TierHome:
     def keep(self, part: Part, state: State) -> None:
         for name, value in state.items():
             in_slices = part.rows is not None and is_like(part, value)
-            if not in_slices and not _belongs_here(value):
+            if not _belongs_here(value):
                 self._made[name] = value
                 continue
             shape = self._parameter.shape if in_slices else value.shape
@@ -130,7 +128,8 @@ class TierHome:
 
 
 def _belongs_here(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor) or value.nbytes < SMALLEST_BYTES:
+    """Whether a state goes to the tier; numbers and counters stay."""
+    if not isinstance(value, torch.Tensor) or not value.dim() or not value.numel():
         return False
     if type(value) is not torch.Tensor:
         raise InvalidInput(

@@ -13,7 +13,7 @@ from memfit.measure.optimizer import optimizer_memory
 from memfit.step.disk_tier import DiskTier
 from memfit.step.host_tier import HostTier
 from memfit.step.inside import InsideBackward, accumulating, check_gradients_stay_here
-from memfit.step.optimizers import check_in_parts, parameters_of
+from memfit.step.optimizers import check_in_parts
 from memfit.step.parts import MemoryHome, PartUpdates
 from memfit.step.policy import StepPolicy
 from memfit.step.rounding import StochasticRounding
@@ -71,12 +71,10 @@ class Updater:
         if self._states is not None:
             self._states.settle()
 
-    def adopt(self) -> None:
+    def adopt(self, parameter: nn.Parameter) -> None:
         """Bring state that was loaded to where it belongs."""
         if self._states is not None:
-            for parameter in parameters_of(self._optimizer):
-                self._states.home_of(parameter, self._optimizer.state.get(parameter, {}))
-            self._states.settle()
+            self._states.home_of(parameter, self._optimizer.state[parameter])
 
     def close(self) -> None:
         """Give up what lies in a tier; the optimizer's state is then gone."""
