@@ -67,9 +67,8 @@ class DiskTier:
 
     def read(self, place: Place, rows: slice | None) -> "Future[torch.Tensor]":
         shape = place.tensor.shape if rows is None else torch.Size([rows.stop - rows.start])
-        part = torch.empty(shape, dtype=place.tensor.dtype)
-        offset = _offset(place, rows)
-        return self._thread.submit(self._read, part, offset, place.device)
+        part = _buffer(shape, place.tensor.dtype)
+        return self._thread.submit(self._read, part, _offset(place, rows), place.device)
 
     def write(self, place: Place, rows: slice | None, value: torch.Tensor) -> None:
         self._check_written()
@@ -93,6 +92,10 @@ class DiskTier:
 
     def _write(self, part: torch.Tensor, offset: int) -> None:
         _transfer("write", lambda view, at: os.pwrite(self._file.fileno(), view, at), part, offset)
+
+
+def _buffer(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
 
 
 def _release(thread: ThreadPoolExecutor, file: IO[bytes]) -> None:

@@ -90,6 +90,8 @@ class Step:
             check_separable(self.model)
         ends = self._accumulation.batches + 1 == self.policy.accumulate
         try:
+            if not self._accumulation.batches:
+                self._abandon()  # what somebody else may have left
             if not self.position.updates:
                 self._updater.allocate(self._parameters)
             loss = total_of(self._run(batch, ends=ends))

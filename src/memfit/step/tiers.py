@@ -93,6 +93,8 @@ class TieredState:
             self._places[parameter].pop(name, None)
             place = self.place(parameter, name, value.shape, value.dtype)
         self.tier.write(place, None, value)
+        for key in [key for key in self._coming if key[0] is parameter]:
+            del self._coming[key]  # read ahead before the state was replaced
 
 
 class TierHome:
