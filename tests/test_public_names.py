@@ -37,6 +37,7 @@ PUBLIC_NAMES = [
     "plan_of",
     "profile",
     "remove",
+    "save",
     "without_weights",
 ]
 

@@ -22,7 +22,7 @@ from memfit.plan.frontier import Frontier
 from memfit.plan.plan import Plan
 from memfit.prove.check import Check, check
 from memfit.prove.profile import Profile, profile
-from memfit.step.construct import init, load
+from memfit.step.construct import init, load, save
 from memfit.step.losses import Mean
 from memfit.step.policy import StepPolicy
 from memfit.step.step import Step
@@ -59,6 +59,7 @@ __all__ = [
     "plan_of",
     "profile",
     "remove",
+    "save",
     "without_weights",
 ]
 

@@ -104,3 +104,12 @@ def test_files_of_other_models_change_nothing(tmp_path):
     safetensors.torch.save_file(nn.BatchNorm1d(2).state_dict(), tmp_path / "norm")
     with pytest.raises(InvalidInput, match="weights=False"):
         memfit.load(bare, tmp_path / "norm")
+
+
+def test_what_is_saved_is_loaded_also_by_others(tmp_path):
+    saved = TiedNet()
+    memfit.save(saved, tmp_path / "file")
+    assert len(safetensors.torch.load_file(tmp_path / "file")) == len(list(saved.parameters()))
+    with memfit.init(weights=False):
+        model = TiedNet()
+    assert_same_parameters(memfit.load(model, tmp_path / "file"), saved)

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from memfit.errors import InvalidFile, InvalidInput
-from memfit.step.tensor_file import TensorFile
+from memfit.step.tensor_file import TensorFile, write_tensors
 
 _ONE_AT_A_TIME = threading.RLock()  # the default dtype and nn.Module are the whole process's
 
@@ -68,6 +68,18 @@ def load(
             if full_name in sources:
                 sources[full_name].copy_into(full_name, tensor)
     return model
+
+
+def save(model: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Write a model's parameters and buffers into a safetensors file, tied ones once, tensor by tensor."""
+    written: dict[int, str] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    persistent = model.state_dict()
+    for name, tensor in _named_tensors(model):
+        if name in persistent and id(tensor) not in written:
+            written[id(tensor)] = name
+            tensors[name] = tensor
+    write_tensors(Path(path), tensors, {"format": "pt"})
 
 
 def _made(
