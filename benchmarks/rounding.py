@@ -93,8 +93,9 @@ def main() -> None:
     model, batches, held_out = Transformer(), [language.batch(BATCH) for _ in range(options.steps)], language.batch(256)
     losses: dict[str, float] = {}
     for precision in ("fp32", "nearest", "stochastic"):
+        finished = trained(model, batches, precision).float()
         with torch.no_grad():
-            losses[precision] = float(loss(trained(model, batches, precision).float(), held_out))
+            losses[precision] = float(loss(finished, held_out))
         excess = losses[precision] / losses["fp32"] - 1
         print(f"{precision:>10}: held-out loss {losses[precision]:.4f}, {excess:+.2%} against fp32", flush=True)
     uniform = math.log(SYMBOLS)

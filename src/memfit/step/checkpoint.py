@@ -13,7 +13,7 @@ import torch
 
 from memfit.errors import InvalidFile
 from memfit.step.tensor_file import TensorFile, write_tensors
-from memfit.step.tree import put_together, take_apart
+from memfit.step.tree import copied, put_together, take_apart
 
 FORMAT = "memfit.step"
 VERSION = 1
@@ -66,4 +66,4 @@ def value_of(found: Any) -> Any:
     """What a state holds: a tensor of its own, or the plain value."""
     if isinstance(found, Stored):
         return found.read()
-    return found.detach().clone() if isinstance(found, torch.Tensor) else found
+    return copied(found) if isinstance(found, torch.Tensor) else found

@@ -54,6 +54,15 @@ def check_in_parts(optimizer: Optimizer, technique: str, allow: Sequence[str]) -
     )
 
 
+def check_movable(optimizer: Optimizer) -> None:
+    """Refuse to move state that is not made of plain tensors."""
+    if _qualified_name(optimizer) in LOW_BIT:
+        raise InvalidInput(
+            f"{type(optimizer).__name__} keeps its state in quantized tensors, which cannot be moved to another tier; "
+            "use it without state_tier, or an optimizer of torch.optim"
+        )
+
+
 def check_without_closure(optimizer: Any) -> None:
     """Refuse what is no optimizer, and what evaluates the loss by itself."""
     if not isinstance(optimizer, Optimizer):

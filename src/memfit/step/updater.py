@@ -13,7 +13,7 @@ from memfit.measure.optimizer import optimizer_memory
 from memfit.step.disk_tier import DiskTier
 from memfit.step.host_tier import HostTier
 from memfit.step.inside import InsideBackward, accumulating, check_gradients_stay_here
-from memfit.step.optimizers import check_in_parts
+from memfit.step.optimizers import check_in_parts, check_movable
 from memfit.step.parts import MemoryHome, PartUpdates
 from memfit.step.policy import StepPolicy
 from memfit.step.rounding import StochasticRounding
@@ -33,6 +33,8 @@ class Updater:
         self._inside: InsideBackward | None = None
         if self.rounding or policy.state_tier or policy.update == "inside":
             check_in_parts(optimizer, _technique(policy), policy.allow)
+        if policy.state_tier:
+            check_movable(optimizer)
         self._states = _make_tier(policy, device)
         if self.rounding or self._states or policy.update == "inside":
             home_of = MemoryHome if self._states is None else self._states.home_of
