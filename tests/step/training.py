@@ -83,13 +83,15 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
     )
 
 
-def train_plainly(model, optimizer, loss, batches, scheduler=None, clip_norm=None):
+def train_plainly(model, optimizer, loss, batches, scheduler=None, clip_norm=None, dtype=None, pieces=1):
     """The oracle: what everybody writes."""
     losses = []
     for batch in batches:
         optimizer.zero_grad()
-        value = loss(model, batch)
-        value.backward()
+        for piece in zip(*(part.tensor_split(pieces) for part in batch), strict=True) if pieces > 1 else [batch]:
+            with torch.autocast("cpu", dtype, enabled=dtype is not None, cache_enabled=False):
+                value = loss(model, piece)
+            (value / pieces).backward()
         if clip_norm is not None:
             nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
         optimizer.step()
