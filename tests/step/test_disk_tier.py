@@ -68,7 +68,10 @@ def test_a_twentieth_of_the_state_is_in_memory(tmp_path, update, monkeypatch):
     assert 0 < buffers.most_bytes <= 0.05 * state_bytes
     assert mapped_bytes(tmp_path) <= 0.05 * state_bytes
     assert sum(each.nbytes for state in optimizer.state.values() for each in state.values()) >= state_bytes
-    assert list(tmp_path.iterdir()) == []  # the file has no name
+    step.save(tmp_path / "run")
+    step(batch)
+    assert mapped_bytes(tmp_path) <= 0.05 * state_bytes
+    assert [each.name for each in tmp_path.iterdir()] == ["run"]  # the state's own file has no name
     step.close()
     assert not optimizer.state
 

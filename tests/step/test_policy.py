@@ -80,7 +80,7 @@ def test_a_loss_that_is_not_finite_is_reported_and_changes_nothing(update, micro
     with pytest.raises(NonFiniteLoss, match="step 2 is nan") as found:
         step((features, labels))
     assert found.value.step == 2
-    assert step.position.updates == 1
+    assert (step.position.updates, step.position.batches) == (1, 2)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     step(rows())

@@ -38,6 +38,7 @@ class DiskTier:
         self._allocated_bytes = 0
         self._used_bytes = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memfit-disk-tier")
+        self._mappings: list[mmap.mmap] = []
         self._writing: Future[None] | None = None
         self._release = weakref.finalize(self, _release, self._thread, self._file)
 
@@ -62,6 +63,7 @@ class DiskTier:
         self.allocate(end)
         self._used_bytes = end
         mapping = mmap.mmap(self._file.fileno(), size_bytes, offset=offset)
+        self._mappings.append(mapping)
         tensor = torch.frombuffer(mapping, dtype=dtype).view(shape)
         return Place(tensor=tensor, device=device, offset_bytes=offset)
 
@@ -77,6 +79,8 @@ class DiskTier:
 
     def wait(self) -> None:
         self._check_written()
+        for mapping in self._mappings:  # whoever read through them has what they wanted
+            mapping.madvise(mmap.MADV_DONTNEED)
 
     def close(self) -> None:
         self._release()

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
 
 from memfit.errors import InvalidFile, first_line
 from memfit.step.checkpoint import Stored, value_of
@@ -43,13 +44,14 @@ def restore_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
 
 def restore_optimizer(optimizer: Optimizer, saved: Mapping[str, Any], settle: Callable[[nn.Parameter], None]) -> None:
     """Give every parameter its state; `settle` takes each to where it belongs before the next is read."""
+    groups: list[dict[str, Any]] = pytree.tree_map(value_of, saved["param_groups"])
     try:
-        optimizer.load_state_dict({"state": {}, "param_groups": saved["param_groups"]})
+        optimizer.load_state_dict({"state": {}, "param_groups": groups})
     except ValueError as error:
         raise InvalidFile(f"the checkpoint is of another optimizer: {first_line(error)}; build it as it was") from error
-    numbers = [number for group in saved["param_groups"] for number in group["params"]]
-    groups = [group for group in optimizer.param_groups for _ in group["params"]]
-    for number, parameter, group in zip(numbers, parameters_of(optimizer), groups, strict=True):
+    numbers = [number for group in groups for number in group["params"]]
+    owners = [group for group in optimizer.param_groups for _ in group["params"]]
+    for number, parameter, group in zip(numbers, parameters_of(optimizer), owners, strict=True):
         if number in saved["state"]:
             on_device = bool(group.get("capturable") or group.get("fused"))
             optimizer.state[parameter] = {

@@ -99,8 +99,9 @@ class Step:
             self.position.batches += 1
             if ends:
                 self._update(loss)
-        except BaseException:
+        except BaseException as error:
             self._abandon()
+            self.position.batches += isinstance(error, NonFiniteLoss)  # whoever resumes does not meet it again
             raise
         return loss
 
