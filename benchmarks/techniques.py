@@ -41,14 +41,14 @@ ALONE: dict[str, dict[str, Any]] = {
     "pure bf16, stochastic rounding": {"precision": "pure-bf16"},
     "update inside backward": {"update": "inside"},
     "optimizer state on disk": {"state_tier": "disk"},
-    "planned (0.8 of the peak)": {"budget": 0.8},
-    "planned + update inside backward": {"budget": 0.8, "update": "inside"},
+    "planned (smallest budget)": {"budget": "smallest"},
+    "planned + update inside backward": {"budget": "smallest", "update": "inside"},
 }
 CUMULATIVE: dict[str, dict[str, Any]] = {
-    "1. planned (0.8 of the peak)": {"budget": 0.8},
-    "2. + update inside backward": {"budget": 0.8, "update": "inside"},
-    "3. + optimizer state on disk": {"budget": 0.8, "update": "inside", "state_tier": "disk"},
-    "4. + pure bf16": {"budget": 0.8, "update": "inside", "state_tier": "disk", "precision": "pure-bf16"},
+    "1. planned (smallest budget)": {"budget": "smallest"},
+    "2. + update inside backward": {"budget": "smallest", "update": "inside"},
+    "3. + optimizer state on disk": {"budget": "smallest", "update": "inside", "state_tier": "disk"},
+    "4. + pure bf16": {"budget": "smallest", "update": "inside", "state_tier": "disk", "precision": "pure-bf16"},
 }
 ROWS = {**ALONE, **CUMULATIVE}
 
@@ -109,7 +109,7 @@ def run_row(case: Case, technique: str) -> Row:
         )
 
 
-def _step(case: Case, budget: float | None, options: dict[str, Any]) -> memfit.Step:
+def _step(case: Case, budget: str | None, options: dict[str, Any]) -> memfit.Step:
     torch.manual_seed(0)
     model = case.make_model().train()
     if options.get("precision") == "pure-bf16":

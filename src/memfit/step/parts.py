@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from memfit.step.optimizers import is_elementwise
 from memfit.step.rounding import StochasticRounding
 
-LARGEST_PART = 2**20  # elements
+LARGEST_PART = 2**18  # elements: a few of them fit a cache, and the overhead of a call is small beside one
 
 State = dict[str, Any]  # of one parameter or part: tensors and numbers by name
 
