@@ -126,3 +126,20 @@ def test_lbfgs_is_refused_by_name():
     model = TiedNet()
     with pytest.raises(InvalidInput, match="LBFGS"):
         memfit.Step(model, torch.optim.LBFGS(model.parameters()), classify)
+
+
+def test_gpt2_with_dropout_and_tied_weights(tiny_gpt2):
+    plain, model = twins(tiny_gpt2().train())
+    words = [torch.randint(100, (2, 16)) for _ in range(5)]
+    batches = [{"input_ids": each, "labels": each} for each in words]
+
+    def loss(model, batch):
+        return model(**batch).loss
+
+    memfit.fit(model, batches[0], budget="smallest", time_limit=1.0)
+    torch.manual_seed(4)
+    losses = train_plainly(plain, torch.optim.AdamW(plain.parameters()), loss, batches)
+    step = memfit.Step(model, torch.optim.AdamW(model.parameters()), loss, update="inside")
+    torch.manual_seed(4)
+    assert all(torch.equal(step(batch), expected) for batch, expected in zip(batches, losses, strict=True))
+    assert_same_parameters(model, plain)
