@@ -8,7 +8,6 @@ Note [Parts]
     are run on whole parameters.
 """
 
-import copy
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable
@@ -178,7 +177,8 @@ def _is_short(value: Any) -> bool:
 
 def _without_parameters(optimizer: Optimizer) -> Optimizer:
     """An optimizer of the same class and settings with nothing to update yet."""
-    worker = copy.copy(optimizer)
+    worker = object.__new__(type(optimizer))  # copies of optimizers lose what a subclass adds
+    worker.__dict__.update(optimizer.__dict__)
     worker.__dict__.pop("step", None)  # a scheduler wraps the step of the one it knows
     worker.param_groups = []
     worker.state = defaultdict(dict)
