@@ -40,6 +40,7 @@ class DiskTier:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="memfit-disk-tier")
         self._mappings: list[mmap.mmap] = []
         self._writing: Future[None] | None = None
+        self._leaving: list[torch.Tensor] = []
         self._release = weakref.finalize(self, _release, self._thread, self._file)
 
     def allocate(self, size_bytes: int) -> None:
@@ -74,8 +75,9 @@ class DiskTier:
 
     def write(self, place: Place, rows: slice | None, value: torch.Tensor) -> None:
         self._check_written()
-        kept = value.detach().cpu().contiguous()
-        self._writing = self._thread.submit(self._write, kept, _offset(place, rows))
+        # In a list that is emptied here when it is written: memory that another thread frees is missed by profilers.
+        self._leaving = [value.detach().cpu().contiguous()]
+        self._writing = self._thread.submit(self._write, self._leaving, _offset(place, rows))
 
     def wait(self) -> None:
         self._check_written()
@@ -89,13 +91,14 @@ class DiskTier:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
+            self._leaving.clear()
 
     def _read(self, part: torch.Tensor, offset: int, device: torch.device) -> torch.Tensor:
         _transfer("read", lambda view, at: os.preadv(self._file.fileno(), [view], at), part, offset)
         return part.to(device)
 
-    def _write(self, part: torch.Tensor, offset: int) -> None:
-        _transfer("write", lambda view, at: os.pwrite(self._file.fileno(), view, at), part, offset)
+    def _write(self, leaving: list[torch.Tensor], offset: int) -> None:
+        _transfer("write", lambda view, at: os.pwrite(self._file.fileno(), view, at), leaving[0], offset)
 
 
 def _buffer(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
