@@ -24,7 +24,7 @@ frontier: $(READY)  ## memory against time under byte budgets, beside the peers;
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[models,plots,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[models,low-bit,plots,dev]"
 	touch $(READY)
 
 clean:

@@ -13,6 +13,7 @@ from memfit.errors import (
     InvalidModel,
     InvalidSample,
     MemfitError,
+    NonFiniteLoss,
 )
 from memfit.estimate import Estimate
 from memfit.execute.attach import remove
@@ -21,6 +22,10 @@ from memfit.plan.frontier import Frontier
 from memfit.plan.plan import Plan
 from memfit.prove.check import Check, check
 from memfit.prove.profile import Profile, profile
+from memfit.step.construct import init, load, save
+from memfit.step.losses import Mean
+from memfit.step.policy import StepPolicy
+from memfit.step.step import Step
 
 __all__ = [
     "TECHNIQUES",
@@ -35,19 +40,26 @@ __all__ = [
     "InvalidInput",
     "InvalidModel",
     "InvalidSample",
+    "Mean",
     "MemfitError",
+    "NonFiniteLoss",
     "Plan",
     "Profile",
     "Sample",
+    "Step",
+    "StepPolicy",
     "apply",
     "check",
     "estimate",
     "fit",
     "frontier",
+    "init",
+    "load",
     "plan",
     "plan_of",
     "profile",
     "remove",
+    "save",
     "without_weights",
 ]
 

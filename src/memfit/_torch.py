@@ -19,6 +19,8 @@
     Libraries ask it before they look at values.
 `keeps_graph` rests on `_get_current_graph_task_keep_graph`
     Inside a backward pass: whether its caller keeps the graph for another one.
+`current_node` rests on `_current_autograd_node`
+    Inside a backward pass: the node of autograd that is running, whose `next_functions` follow its inputs.
 `plain_function` rests on `OpOverload._op`
     The operator without the Python wrapper around it.
 `memory_events` and `marked_memory_events` rest on `profile.kineto_results`
@@ -71,6 +73,7 @@ __all__ = [
     "below_autograd",
     "compile_joint",
     "cuda_memory_events",
+    "current_node",
     "detect_fake_mode",
     "eager_dispatch",
     "export_joint",
@@ -86,6 +89,7 @@ __all__ = [
 
 annotation = torch.fx.traceback.annotate
 below_autograd = torch._C._AutoDispatchBelowAutograd
+current_node = torch._C._current_autograd_node
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 

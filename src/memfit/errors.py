@@ -8,7 +8,8 @@ MemfitError
 │   └── InvalidFile         a file of ours that is damaged, foreign or too new
 ├── InfeasibleBudget    no plan fits; says the smallest budget that one does (exit code 3)
 ├── CaptureError        the model could not be traced; names module, source line and reason
-└── ExecutionError      a captured model was used in a way it was not captured for
+├── ExecutionError      a captured model was used in a way it was not captured for, or a tier failed
+└── NonFiniteLoss       a step's loss is not a number; says which step, nothing was updated
 
 Messages are one paragraph: what happened, what was found, what to do.
 """
@@ -72,3 +73,11 @@ class CaptureError(MemfitError):
 
 class ExecutionError(MemfitError):
     """A captured model was used in a way it was not captured for."""
+
+
+class NonFiniteLoss(MemfitError):
+    """The loss of a training step is infinite or not a number. `step` is the number of the update it was for."""
+
+    def __init__(self, message: str, *, step: int = 0) -> None:
+        super().__init__(message)
+        self.step = step

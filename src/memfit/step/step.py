@@ -1,0 +1,283 @@
+"""One training step around any model.
+
+    forward, backward (piece by piece) -> unscale -> clip -> update -> drop gradients -> schedule
+
+Every technique has a file of its own; this one is the order in which they run.
+"""
+
+import dataclasses
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils import _pytree as pytree
+
+from memfit.errors import InvalidInput, NonFiniteLoss
+from memfit.step.accumulation import Accumulation, total_of
+from memfit.step.batches import Split, map_tensors, row_count, split_batch
+from memfit.step.checkpoint import Checkpoint, value_of, write_checkpoint
+from memfit.step.losses import Loss, Term, Weight, check_reduction, counted, term_of
+from memfit.step.mixing import check_separable
+from memfit.step.optimizers import check_without_closure, parameters_of
+from memfit.step.policy import StepPolicy
+from memfit.step.precision import Scaler, autocast, in_bfloat16, make_pure
+from memfit.step.random_state import random_state, set_random_state
+from memfit.step.restore import check_model, restore_model, restore_optimizer
+from memfit.step.updater import Updater
+
+
+@dataclasses.dataclass
+class Position:
+    """How far training has come."""
+
+    updates: int = 0  # of the parameters
+    skipped: int = 0  # because fp16 gradients overflowed
+    batches: int = 0  # that were given
+
+
+class Step:
+    """A training step: `step(batch)` runs forward, backward and update, and returns the loss.
+
+    `loss(model, batch)` is yours and returns a scalar (a mean over samples, or a sum if `reduction="sum"`), or
+    `memfit.Mean(sum, count)` where samples count differently. The other keywords are those of `StepPolicy`, in whose
+    place a whole `policy` can be given. All techniques leave the numbers as the plain step has them, up to the
+    order of sums, except lower precisions and what `allow` names.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        loss: Loss,
+        *,
+        policy: StepPolicy | None = None,
+        reduction: str = "mean",
+        weight: Weight | None = None,
+        split: Split | None = None,
+        scheduler: Any = None,
+        seed: int = 0,
+        **techniques: Any,
+    ) -> None:
+        """`weight(batch)` counts what a mean is over; `split(batch, pieces)` cuts; `seed` is of stochastic rounding."""
+        check_without_closure(optimizer)
+        check_reduction(reduction)
+        self.model = model
+        self.optimizer = optimizer
+        self.loss = loss
+        self.scheduler = scheduler
+        self.policy = _policy(policy, techniques)
+        self.position = Position()
+        self.gradient_norm: torch.Tensor | None = None  # before it was clipped, in the last update
+        self._reduction = reduction
+        self._weight = weight
+        self._split = split or split_batch
+        self._accumulation = Accumulation()
+        self._device = _device_of(optimizer)
+        self._scaler = Scaler(self._device.type) if self.policy.precision == "fp16" else None
+        self._updater = Updater(model, optimizer, self.policy, self._device, seed)
+        if self.policy.precision == "pure-bf16":
+            make_pure(model, optimizer)
+
+    # Running
+
+    def __call__(self, batch: Any) -> torch.Tensor:
+        """Run one batch; every `accumulate` batches the parameters are updated."""
+        if self.policy.micro_batches * self.policy.accumulate > 1 and "batch-statistics" not in self.policy.allow:
+            check_separable(self.model)
+        ends = self._accumulation.batches + 1 == self.policy.accumulate
+        try:
+            if not self._accumulation.batches:
+                self._abandon()  # what somebody else may have left
+            if not self.position.updates:
+                self._updater.allocate(self._parameters)
+            loss = total_of(self._run(batch, ends=ends))
+            self._accumulation.batches += 1
+            self.position.batches += 1
+            if ends:
+                self._update(loss)
+        except BaseException as error:
+            self._abandon()
+            self.position.batches += isinstance(error, NonFiniteLoss)  # whoever resumes does not meet it again
+            raise
+        return loss
+
+    def flush(self) -> None:
+        """Update with what has been accumulated so far, if anything: at the end of a short epoch."""
+        if self._accumulation.batches:
+            if self._accumulation.denominator is not None:
+                self._accumulation.settle(self._parameters)
+            self._update(None)
+
+    def epoch(self, loader: Iterable[Any]) -> Iterator[torch.Tensor]:
+        """Run all batches of a loader and flush at its end; the losses come one by one."""
+        for batch in loader:
+            yield self(batch)
+        self.flush()
+
+    def close(self) -> None:
+        """Give back what a tier takes. The optimizer's state is then gone."""
+        self._updater.close()
+
+    # Saving and resuming
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next step depends on: model, optimizer, schedule, scale, generators, position."""
+        self._updater.settle()
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "scaler": None if self._scaler is None else self._scaler.state_dict(),
+            "rounding": None if self._updater.rounding is None else self._updater.rounding.state(),
+            "random": random_state(),
+            "position": dataclasses.asdict(self.position),
+            "accumulation": dataclasses.asdict(self._accumulation),
+            "gradients": {number: each.grad for number, each in enumerate(self._parameters) if each.grad is not None},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a state was taken: the next step gives the numbers it would have given there."""
+        check_model(self.model, state["model"])
+        restore_optimizer(self.optimizer, state["optimizer"], self._updater.adopt)
+        restore_model(self.model, state["model"])
+        self._updater.settle()
+        for part, name in ((self.scheduler, "scheduler"), (self._scaler, "scaler")):
+            if part is not None and state[name] is not None:
+                part.load_state_dict(pytree.tree_map(value_of, state[name]))
+        if self._updater.rounding is not None and state["rounding"] is not None:
+            self._updater.rounding.load_state(value_of(state["rounding"]))
+        self.position = Position(**state["position"])
+        self._accumulation = Accumulation(**state["accumulation"])
+        for number, parameter in enumerate(self._parameters):
+            parameter.grad = value_of(state["gradients"].get(number))
+        set_random_state(pytree.tree_map(value_of, state["random"]))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state into one safetensors file, whole or not at all."""
+        write_checkpoint(Path(path), self.state_dict())
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Go on from a file that `save` wrote; model, optimizer and scheduler are built as they were."""
+        self.load_state_dict(Checkpoint(Path(path)).state())
+
+    # One batch
+
+    def _run(self, batch: Any, *, ends: bool) -> list[Term]:
+        pieces = self._pieces(batch)
+        weigh = _Weights(pieces, self._weight, alone=len(pieces) * self.policy.accumulate == 1)
+        terms: list[Term] = []
+        for number, piece in enumerate(pieces):
+            term = self._forward(piece, lambda number=number: weigh.of(number))  # type: ignore[misc]
+            expected = weigh.total(term) * self.policy.accumulate
+            self._backward(term, expected, is_last=ends and number == len(pieces) - 1)
+            terms.append(dataclasses.replace(term, value=term.value.detach()))
+        return terms
+
+    def _pieces(self, batch: Any) -> Sequence[Any]:
+        if self.policy.micro_batches == 1:
+            return [batch]
+        pieces = self._split(batch, self.policy.micro_batches)
+        if len(pieces) != self.policy.micro_batches:
+            raise InvalidInput(
+                f"split returned {len(pieces)} pieces where {self.policy.micro_batches} micro-batches were asked for"
+            )
+        return pieces
+
+    def _forward(self, piece: Any, weight: Callable[[], float]) -> Term:
+        if self.policy.precision == "pure-bf16":
+            piece = map_tensors(in_bfloat16, piece)
+        with autocast(self.policy.precision, self._device.type):
+            term = term_of(self.loss(self.model, piece), self._reduction, weight)
+        if not bool(torch.isfinite(term.value.detach())):
+            number = self.position.updates + self.position.skipped + 1
+            raise NonFiniteLoss(
+                f"the loss of step {number} is {term.value.item()}; nothing was updated and the gradients so far "
+                "were dropped; look at the batch and the learning rate, or go on with the next batch",
+                step=number,
+            )
+        return term
+
+    def _backward(self, term: Term, expected: float, *, is_last: bool) -> None:
+        factor = self._accumulation.seed(term, expected=expected, is_last=is_last, parameters=self._parameters)
+        seed = torch.full_like(term.value.detach(), factor)
+        if self._scaler is not None:
+            seed = self._scaler.scaled(seed)
+        with self._updater.around_backward(term.value, self._parameters, is_last=is_last):
+            term.value.backward(gradient=seed)
+
+    # One update
+
+    def _update(self, loss: torch.Tensor | None) -> None:
+        if self._scaler is not None and not self._scaler.unscale(self._parameters):
+            self.position.skipped += 1
+        else:
+            if self.policy.clip_norm is not None:
+                everything = dict.fromkeys([*self.model.parameters(), *self._parameters])  # in the plain run's order
+                self.gradient_norm = nn.utils.clip_grad_norm_(everything, self.policy.clip_norm)
+            self._updater.apply(self._parameters)
+            self.position.updates += 1
+            self._schedule(loss)
+        self._abandon()
+
+    def _schedule(self, loss: torch.Tensor | None) -> None:
+        if isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            if loss is not None:
+                self.scheduler.step(loss)
+        elif self.scheduler is not None:
+            self.scheduler.step()
+
+    def _abandon(self) -> None:
+        """Drop all gradients."""
+        self._accumulation = Accumulation()
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @property
+    def _parameters(self) -> list[nn.Parameter]:
+        return parameters_of(self.optimizer)
+
+
+class _Weights:
+    """How much the pieces of a batch count, see Note [Weights] in `losses.py`."""
+
+    def __init__(self, pieces: Sequence[Any], weight: Weight | None, *, alone: bool) -> None:
+        self._pieces = pieces
+        self._weight = weight
+        self._alone = alone  # the only piece of its update: any weight does
+        self._known: list[float] | None = None
+
+    def of(self, number: int) -> float:
+        return 1.0 if self._alone else self._all()[number]
+
+    def total(self, term: Term) -> float:
+        """Of the batch, as far as it can be known when one of its pieces has run."""
+        if self._alone or not term.is_divided:
+            return max(term.weight, 1.0) * len(self._pieces)
+        return sum(self._all())
+
+    def _all(self) -> list[float]:
+        if self._known is None:
+            count = row_count if self._weight is None else lambda piece: counted(self._weight, piece)
+            self._known = [float(count(piece)) for piece in self._pieces]
+        return self._known
+
+
+def _policy(policy: StepPolicy | None, techniques: dict[str, Any]) -> StepPolicy:
+    known = [field.name for field in dataclasses.fields(StepPolicy)]
+    unknown = [name for name in techniques if name not in known]
+    if unknown:
+        raise InvalidInput(f"Step takes no {unknown[0]!r}; techniques are {', '.join(known)}")
+    if policy is not None and techniques:
+        raise InvalidInput(f"a policy and {', '.join(techniques)} were given; put everything into the policy")
+    return policy or StepPolicy(**techniques)
+
+
+def _device_of(optimizer: Optimizer) -> torch.device:
+    devices = {parameter.device for parameter in parameters_of(optimizer)}
+    if not devices:
+        raise InvalidInput("the optimizer has no parameters; make it from those of the model")
+    return next(iter(devices))
