@@ -8,12 +8,13 @@ Note [Handing over]
 
 Note [Only whole gradients]
     A gradient may be taken only where it is the whole of what the parameter gets. That is read from autograd's
-    graph before the pass: every edge to the parameter must come from one captured call. A tied weight has two,
-    whose gradients are added as autograd adds them; where there are more, or others, autograd does its own work.
+    graph before the pass: every edge to the parameter must come from one captured call. A tied weight has two; if the
+    captured graph makes a gradient for each, they are added as autograd adds them. Where there are more, or others,
+    autograd does its own work.
 """
 
 import contextlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -31,47 +32,47 @@ _MOST_EDGES = 2  # a + b is b + a to the bit, three numbers have an order
 class _Taking:
     """What is taken from one captured call while its backward pass runs."""
 
-    def __init__(self, take: Take, counts: dict[nn.Parameter, int]) -> None:
+    def __init__(self, take: Take, parameters: set[nn.Parameter]) -> None:
         self._take = take
-        self._counts = counts
+        self._parameters = parameters
         self._first: dict[nn.Parameter, tuple[torch.Tensor, bool]] = {}
 
-    def __call__(self, parameter: nn.Parameter, gradient: torch.Tensor, owned: bool) -> torch.Tensor | None:
-        if self._counts.get(parameter, 0) == _MOST_EDGES:
+    def __call__(self, parameter: nn.Parameter, gradient: torch.Tensor, owned: bool, parts: int) -> torch.Tensor | None:
+        if parameter not in self._parameters:
+            return gradient
+        if parts == _MOST_EDGES:
             if parameter not in self._first:
                 self._first[parameter] = gradient, owned
                 return None
             first, owned = self._first.pop(parameter)
             gradient = first.add_(gradient) if owned else first + gradient
-        elif parameter not in self._counts:
-            return gradient
         return None if self._take(parameter, gradient) else gradient
 
 
 _TAKING: dict[Any, _Taking] = {}  # by the node of autograd that runs a captured backward pass
 
 
-def hand_over(position: int, gradient: torch.Tensor, owned: bool) -> torch.Tensor | None:
-    """Give a gradient to whoever takes it, see Note [Handing over]."""
+def hand_over(position: int, gradient: torch.Tensor, owned: bool, parts: int) -> torch.Tensor | None:
+    """Give a gradient, one of `parts` of its parameter's, to whoever takes it, see Note [Handing over]."""
     if not _TAKING:
         return gradient
     node: Any = _torch.current_node()
     taking = _TAKING.get(node)
     if taking is None:
         return gradient
-    return taking(node.next_functions[position][0].variable, gradient, owned)
+    return taking(node.next_functions[position][0].variable, gradient, owned, parts)
 
 
 @contextlib.contextmanager
 def taking(loss: torch.Tensor, parameters: Sequence[nn.Parameter], take: Take) -> Iterator[None]:
     """Give whole gradients of these parameters to `take` in the backward pass from `loss` that runs meanwhile."""
     sources = _sources(loss)
-    calls: dict[Any, dict[nn.Parameter, int]] = defaultdict(dict)
+    calls: dict[Any, set[nn.Parameter]] = defaultdict(set)
     for parameter in parameters:
         nodes = sources.get(parameter, [])
         if len(set(nodes)) == 1 and len(nodes) <= _MOST_EDGES and not _is_watched(parameter):
-            calls[nodes[0]][parameter] = len(nodes)
-    _TAKING.update({node: _Taking(take, counts) for node, counts in calls.items()})
+            calls[nodes[0]].add(parameter)
+    _TAKING.update({node: _Taking(take, wanted) for node, wanted in calls.items()})
     try:
         yield
     finally:
@@ -89,13 +90,22 @@ def insert_hand_overs(backward: fx.Graph, inputs: Sequence[fx.Node]) -> None:
     places = {node: place for place, node in enumerate(backward.nodes)}
     nodes = list(places)
     last_reads = _last_reads(places)
-    for position, gradient in enumerate(results):
-        if not isinstance(gradient, fx.Node) or gradient.op != "call_function" or not _is_parameter(inputs[position]):
+    weights = {
+        position: storage_key(tensors_of(inputs[position])[0])
+        for position, gradient in enumerate(results)
+        if isinstance(gradient, fx.Node) and _is_parameter(inputs[position])
+    }
+    parts = Counter(weights.values())
+    given = {
+        key for position, key in weights.items() if results[position].op != "call_function"
+    }  # not made by the pass
+    for position, key in weights.items():
+        if key in given:
             continue
-        (key,) = (storage_key(tensor) for tensor in tensors_of(inputs[position]))
+        gradient = results[position]
         place = max(places[gradient], last_reads.get(key, 0))
         with backward.inserting_after(nodes[place]):
-            call = backward.call_function(hand_over, (position, gradient, _is_alone(gradient, made)))
+            call = backward.call_function(hand_over, (position, gradient, _is_alone(gradient, made), parts[key]))
         call.meta["val"] = gradient.meta["val"]
         results[position] = call
     output.args = (results,)
