@@ -44,7 +44,8 @@ def allowed_slowdown(fraction: float | None, lower_bound: float) -> float | None
     """
     if fraction is None or 0.40 < fraction < 0.53 or fraction < 0.33:
         return None
-    return (1.25 if fraction >= 0.53 else 1.5) * lower_bound + 0.01
+    share = 0.25 if fraction >= 0.53 else 0.5  # of a bound below zero (planned steps can be faster), nothing
+    return lower_bound + share * max(0.0, lower_bound) + 0.01
 
 
 def monet(case: str, fraction: float | None) -> tuple[float, float] | None:
