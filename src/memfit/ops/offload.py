@@ -68,7 +68,7 @@ class _File:
             ) from error
         weakref.finalize(self, self._file.close)
         self.process = os.getpid()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a ticket may go while a place is looked for
         self._end_bytes = 0
         self._next_ticket = _FIRST_TICKET
         self._places: dict[int, tuple[int, int]] = {}  # by ticket: offset and size; the newest last

@@ -81,7 +81,7 @@ class LinearProgram:
             # HiGHS has one pool of threads a process; one that was started for another number is refused.
             highspy.Highs.resetGlobalScheduler(True)
             solver.run()
-        return _answer(solver, relaxed)
+        return _answer(solver, relaxed, least=sum(min(0.0, cost) for cost in self._costs))
 
     def _model(self, relaxed: bool) -> highspy.HighsLp:
         model = highspy.HighsLp()
@@ -103,7 +103,8 @@ class LinearProgram:
         return model
 
 
-def _answer(solver: highspy.Highs, relaxed: bool) -> Answer:
+def _answer(solver: highspy.Highs, relaxed: bool, least: float) -> Answer:
+    """`least` is what no point can be below, whatever the rows say."""
     status = solver.getModelStatus()
     info = solver.getInfo()
     if status == highspy.HighsModelStatus.kInfeasible:
@@ -112,8 +113,8 @@ def _answer(solver: highspy.Highs, relaxed: bool) -> Answer:
     objective = info.objective_function_value if found else math.inf
     if relaxed:
         solved = status == highspy.HighsModelStatus.kOptimal
-        bound = objective if solved else 0.0
+        bound = objective if solved else least
     else:
         bound = info.mip_dual_bound
     values = list(solver.getSolution().col_value) if found else None
-    return Answer(values, objective, bound if math.isfinite(bound) else 0.0)
+    return Answer(values, objective, bound if math.isfinite(bound) else least)
