@@ -14,9 +14,9 @@ Note [Other forms]
     outside the measured time, so that everything reads the same numbers as in a plain step.
 
 Note [Equal calls]
-    Calls of one signature take the same time, up to what else happens on the machine. The median
-    of all of them, over all steps, is what each is said to take. Minima add up to less than any
-    step takes; the share of an operator in the step is the same with both.
+    Calls of one signature take the same time, up to what else happens on the machine, which makes some
+    slower and none faster. What a quarter of them, over all steps, stay below is what each is said to take:
+    with few calls that is nearly the fastest, with many a time that is often seen.
 
 Note [Disturbed steps]
     Other programs on the machine make some steps slower than others, and with them everything in them. What a
@@ -38,7 +38,6 @@ import contextlib
 import dataclasses
 import logging
 import math
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -136,7 +135,7 @@ def _typical(graph: Graph, plain: Sequence[_Times], other: Sequence[_Times]) -> 
     for alternative in graph.alternatives:
         in_place = alternative.may_overwrite is not None
         samples[alternative.signature, in_place] += [run[alternative.name] for run in other]
-    return {form: statistics.median(times) for form, times in samples.items()}
+    return {form: sorted(times)[len(times) // 4] for form, times in samples.items()}
 
 
 def _per_byte_us(graph: Graph, typical: _Typical) -> float:
