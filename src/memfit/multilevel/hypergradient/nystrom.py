@@ -1,0 +1,55 @@
+"""Nyström: the curvature seen through a few random directions, inverted in closed form.
+
+Hataya and Yamada, Nyström Method for Accurate and Scalable Implicit Differentiation, 2023. With a sketch Q of
+rank k, C = HQ and W = QᵀHQ, the curvature is taken as C W⁻¹ Cᵀ, diagonalised, and inverted with the damping on
+the diagonal. At full rank it is exact. Limits: k vectors of the parameters' size are kept.
+"""
+
+import torch
+
+from memfit.multilevel.hypergradient.curvature import Curvature
+from memfit.multilevel.hypergradient.implicit import pulled_by
+from memfit.multilevel.hypergradient.method import Gradients, Pull
+from memfit.multilevel.vectors import Vector, flat, unflat
+
+_SMALLEST = 1e-10  # curvatures below this part of the greatest count as none
+
+
+def nystrom(pull: Pull) -> Gradients:
+    """Solve with a low-rank curvature."""
+    config = pull.lower.config
+
+    def solve(curvature: Curvature, vector: Vector) -> Vector:
+        line = flat(vector)
+        sketch = _sketch(line, min(config.nystrom_rank, line.numel()), pull.lower.count)
+        columns = torch.stack([flat(curvature.product(unflat(column, vector))) for column in sketch.T], dim=1)
+        basis, curvatures = _diagonalised(columns, sketch)
+        return unflat(_inverted(line, basis, curvatures, config.nystrom_damping), vector)
+
+    return pulled_by(solve, pull)
+
+
+def _sketch(line: torch.Tensor, rank: int, seed: int) -> torch.Tensor:
+    """Orthonormal directions; the same on all ranks, without touching anybody's generator."""
+    generator = torch.Generator().manual_seed(seed)
+    random = torch.randn(line.numel(), rank, generator=generator, dtype=torch.float64)
+    directions: torch.Tensor = torch.linalg.qr(random).Q
+    return directions.to(line)
+
+
+def _diagonalised(columns: torch.Tensor, sketch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Directions and curvatures of C W⁻¹ Cᵀ."""
+    span, mixing = torch.linalg.qr(columns)
+    core = sketch.T @ columns
+    small = mixing @ torch.linalg.pinv((core + core.T) / 2, rtol=_SMALLEST, hermitian=True) @ mixing.T
+    curvatures, directions = torch.linalg.eigh((small + small.T) / 2)
+    return span @ directions, curvatures
+
+
+def _inverted(line: torch.Tensor, basis: torch.Tensor, curvatures: torch.Tensor, damping: float) -> torch.Tensor:
+    inside = basis.T @ line
+    damped = curvatures + damping
+    known = damped.abs() > _SMALLEST * curvatures.abs().max()
+    inverse = torch.where(known, 1 / torch.where(known, damped, 1), 0)
+    solved = basis @ (inverse * inside)
+    return solved if damping == 0 else solved + (line - basis @ inside) / damping
