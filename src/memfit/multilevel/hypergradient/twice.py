@@ -55,7 +55,7 @@ def _is_once_only(node: Any) -> bool:
 
 def _refusal(lower: "Problem", reason: str) -> str:
     return (
-        f"the problem {lower.name!r} is differentiated twice (method {lower.method!r}), but one of its operators cannot "
-        f'be: {reason}; use type="darts" or "sama", or the operator\'s plain form (for attention '
+        f"the problem {lower.name!r} is differentiated twice (method {lower.method!r}), but one of its operators "
+        f'cannot be: {reason}; use type="darts" or "sama", or the operator\'s plain form (for attention '
         "torch.nn.attention.sdpa_kernel(SDPBackend.MATH), for a compiled or planned module the module itself)"
     )
