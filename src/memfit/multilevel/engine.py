@@ -13,6 +13,7 @@ from memfit.errors import InvalidInput
 from memfit.multilevel.budgets import plan_levels
 from memfit.multilevel.configs import EngineConfig
 from memfit.multilevel.dependencies import Dependencies, Given
+from memfit.multilevel.estimate import CycleEstimate, estimate_cycle
 from memfit.multilevel.loggers import Nowhere, Sink, make_sink, write_metrics
 from memfit.multilevel.openness import Openness
 from memfit.multilevel.problems import Problem
@@ -68,6 +69,8 @@ class Engine:
         self.sink: Sink = (
             make_sink(self.config.logger_type, self.config.logger_dir) if self.ranks.rank == 0 else Nowhere()
         )
+        self.is_rehearsing = False  # on tensors without memory, for an estimate
+        self.watch: Any = None  # told when steps begin and end
         self._needs_plans = any(problem.config.budget is not None for problem in self.problems)
 
     def validation(self) -> dict[str, Any] | None:
@@ -88,7 +91,7 @@ class Engine:
 
     def train_step(self) -> None:
         """One iteration: a step of every lowest problem, and of those above whose turn it is."""
-        if self._needs_plans:
+        if self._needs_plans and not self.is_rehearsing:
             self._needs_plans = False
             plan_levels(self)
         self.global_step += 1
@@ -104,6 +107,10 @@ class Engine:
         if metrics and self.ranks.rank == 0:
             write_metrics(self.sink, "validation", metrics, step=self.global_step)
         return self.config.early_stopping and self.ranks.agreed(self.stopping.is_over(metrics))
+
+    def estimate(self) -> CycleEstimate:
+        """Predict the peak memory of one full cycle, for each level and in total; nothing is run or changed."""
+        return estimate_cycle(self)
 
     def train(self) -> None:
         for problem in self.problems:
@@ -186,7 +193,12 @@ class Engine:
             problem.snapshot = Snapshot(problem)
 
     def _step(self, problem: Problem, *, scheduled: bool, batches: Sequence[Any] | None = None) -> None:
+        if self.watch is not None:
+            self.watch.step_begins()
         metrics = make_step(problem, batches)
+        if self.watch is not None:
+            self.watch.step_ended(problem.name)
+            return
         if scheduled and problem.scheduler is not None:
             self._schedule(problem, metrics["loss"])
         every = problem.config.log_step

@@ -58,13 +58,15 @@ def set_generator_states(device: torch.device, states: Sequence[torch.Tensor]) -
 @contextlib.contextmanager
 def gone_through_again(problem: "Problem", record: StepRecord, number: int) -> Iterator[None]:
     """See Note [Going through again]; `number` is that of the micro-batch."""
-    now = generator_states(problem.torch_device)
-    set_generator_states(problem.torch_device, record.generators[number])
+    now = [] if problem.engine.is_rehearsing else generator_states(problem.torch_device)
+    if now:
+        set_generator_states(problem.torch_device, record.generators[number])
     with copied_buffers(each.module for each in problem.engine.problems):
         try:
             yield
         finally:
-            set_generator_states(problem.torch_device, now)
+            if now:
+                set_generator_states(problem.torch_device, now)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ Vectors = dict["Problem", Vector]
 
 def make_step(problem: "Problem", batches: Sequence[Any] | None = None) -> Metrics:
     """One optimizer step over all its micro-batches; metrics are those of the last, the loss is that of all."""
+    problem.record = None  # its batches make room for the new ones
     drawn = (
         [problem.get_batch() for _ in range(problem.config.gradient_accumulation)] if batches is None else [*batches]
     )
@@ -99,12 +100,14 @@ def _backward(problem: "Problem", record: StepRecord, sources: Sequence["Problem
     metrics: Metrics = {}
     record.generators = []
     for batch, share in zip(record.batches, record.shares, strict=True):
-        record.generators.append(generator_states(problem.torch_device))
+        if not problem.engine.is_rehearsing:
+            record.generators.append(generator_states(problem.torch_device))
         loss, metrics = problem.loss_of(batch)
         factor = share * problem.mixed.scale
         _backward_from(problem, loss if factor == 1 else loss * factor, inputs)
         _add_score(problem, metrics)
-        part = loss.detach() if share == 1 else loss.detach() * share
+        # A copy: what reduces inside torch may return a number in the storage of the whole tensor.
+        part = loss.detach().clone() if share == 1 else loss.detach() * share
         total = part if total is None else total + part
     assert total is not None
     return total, {key: _detached(value) for key, value in metrics.items() if key != "log_prob"}

@@ -32,7 +32,7 @@ def gradient_of(lower: "Problem", record: StepRecord) -> list[torch.Tensor | Non
 
 def repeated(lower: "Problem", record: StepRecord) -> StepRecord:
     """Make a step again, with the optimizer's settings of that time; returns its record with its start kept."""
-    kept = dataclasses.replace(record, before=Snapshot(lower))
+    kept = dataclasses.replace(record, before=record.before or Snapshot(lower))
     if record.applied:
         for parameter, gradient in zip(lower.parameter_list, gradient_of(lower, record), strict=True):
             parameter.grad = gradient
