@@ -111,6 +111,5 @@ for name, (kind, config) in variants.items():
         {"u2l": {meta: [adapted]}, "l2u": {adapted: [meta]}},
     )
     engine.run()
-    print(
-        f"{name}: error after adapting {untrained:.2f} before, {error_after_adapting(initial.state_dict()):.2f} after"
-    )
+    trained = error_after_adapting(initial.state_dict())
+    print(f"{name}: error after adapting {untrained:.2f} before meta-learning, {trained:.2f} after")

@@ -61,18 +61,12 @@ def accuracy(module):
 weigher, teacher_net, student_net = Weights(), nn.Linear(features, classes), nn.Linear(features, classes)
 solver = Config(type="cg", cg_iterations=10, cg_damping=0.01, unroll_steps=5)
 weights = Top("weights", None, weigher, torch.optim.Adam(weigher.parameters(), lr=0.1), None, [clean])
-teacher = Teacher(
-    "teacher",
-    solver,
-    teacher_net,
-    torch.optim.SGD(teacher_net.parameters(), lr=0.5),
-    None,
-    [(noisy_inputs, noisy_labels)],
-)
+descent = torch.optim.SGD(teacher_net.parameters(), lr=0.5)
+teacher = Teacher("teacher", solver, teacher_net, descent, None, [(noisy_inputs, noisy_labels)])
 student = Student("student", solver, student_net, torch.optim.SGD(student_net.parameters(), lr=0.5), None, [unlabelled])
 dependencies = {
     "u2l": {weights: [teacher], teacher: [student]},  # the teacher uses the weights, the student the teacher
-    "l2u": {student: [weights], teacher: [weights]},  # the weights step when both have settled
+    "l2u": {student: [weights]},  # the loss that the weights are learned by uses the student alone
 }
 
 
@@ -80,13 +74,11 @@ class Program(Engine):
     def validation(self):
         trust = weigher().detach()
         print(
-            f"step {self.global_step}: student {accuracy(student_net):.1%}, teacher {accuracy(teacher_net):.1%}, weight of "
-            f"right labels {trust[~is_wrong].mean():.2f}, of wrong ones {trust[is_wrong].mean():.2f}"
+            f"step {self.global_step}: student {accuracy(student_net):.1%}, teacher {accuracy(teacher_net):.1%}; "
+            f"weight of right labels {trust[~is_wrong].mean():.2f}, of wrong ones {trust[is_wrong].mean():.2f}"
         )
 
 
-# The weights' loss uses the student alone; the teacher is between them.
-dependencies["l2u"] = {student: [weights]}
 engine = Program([weights, teacher, student], EngineConfig(train_iters=1500, valid_step=300), dependencies)
 print(engine.estimate())
 engine.run()
