@@ -28,6 +28,7 @@ def test_what_operators_allocate_inside_counts_towards_the_peak() -> None:
         del result
         live.start_anew()
         result = a.sum()
+        assert result.shape == ()
         assert (live.live_bytes, live.peak_bytes) == (800, 1800), "as much as the operator was seen to make"
 
 

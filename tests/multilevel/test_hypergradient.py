@@ -368,3 +368,45 @@ def test_reinforce_is_unbiased() -> None:
     p = torch.sigmoid(logit)
     expected = p * gradient_if(True) + (1 - p) * gradient_if(False)
     assert error(expected, p * (1 - p) * (2.0**2 - 0.5**2)) <= 1e-12
+
+
+@pytest.mark.parametrize("config", EXACT_METHODS[:2], ids=lambda config: config.type)
+@pytest.mark.parametrize("top_reaches_low", [False, True])
+def test_a_middle_problem_whose_lower_answers(config: Config, top_reaches_low: bool) -> None:
+    """The middle one minimises over itself and the low one's answer: a nested solve."""
+    a2, a3, c2, c3 = positive(seed=11), positive(seed=12), normal(5, 3, seed=13), 0.3 * normal(5, 5, seed=14)
+    d3 = normal(5, 3, seed=18) if top_reaches_low else torch.zeros(5, 3, dtype=torch.float64)
+    goal = normal(5, seed=19)
+
+    def low_of(w2: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.solve(a3, c3 @ w2 + d3 @ u + B)
+
+    answer = torch.linalg.solve(a3, c3)
+
+    def middle_of(u: torch.Tensor) -> torch.Tensor:
+        """Where a2 w2 - c2 u + 0.5 w3 + Jᵀ(0.5 w2 + w3 - goal) = 0."""
+        base = torch.linalg.solve(a3, d3 @ u + B)
+        matrix = a2 + 0.5 * answer + 0.5 * answer.T + answer.T @ answer
+        return torch.linalg.solve(matrix, c2 @ u - 0.5 * base - answer.T @ (base - goal))
+
+    u = UPPER.clone().requires_grad_()
+    outer = 0.5 * (middle_of(u) - TARGET).square().sum()
+    (reference,) = torch.autograd.grad(outer, u)
+
+    def middle_loss(p: Any, _batch: Any) -> torch.Tensor:
+        own = 0.5 * p() @ a2 @ p() - (c2 @ p.top()) @ p()
+        return own + 0.5 * p() @ p.low() + 0.5 * (p.low() - goal).square().sum()
+
+    def low_loss(p: Any, _batch: Any) -> torch.Tensor:
+        return 0.5 * p() @ a3 @ p() - (c3 @ p.middle() + d3 @ p.top() + B) @ p()
+
+    w2 = middle_of(UPPER)
+    top = written("top", UPPER, lambda p, _: 0.5 * (p.middle() - TARGET).square().sum())
+    middle = written("middle", w2, middle_loss, config)
+    low = written("low", low_of(w2, UPPER), low_loss, config)
+    lowers_of_top = [middle, low] if top_reaches_low else [middle]
+    dependencies = {"u2l": {top: lowers_of_top, middle: [low]}, "l2u": {low: [middle], middle: [top]}}
+    slopes: list[torch.Tensor] = []
+    middle.grad_callback = lambda parameters: slopes.append(parameters[0].grad.clone())
+    assert error(hypergradient([top, middle, low], dependencies, top), reference) <= 1e-6
+    assert float(slopes[0].norm()) <= 1e-6, "the middle problem is at its solution"

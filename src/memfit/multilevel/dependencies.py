@@ -7,8 +7,9 @@ Note [Routes]
     backwards: from U's loss down to a lower problem (phase `up`, reversed) and from there up to U again
     (phase `down`, reversed). Gradients that meet at a problem are added before it is differentiated through,
     so a problem is differentiated through at most once in each phase, however many paths lead through it.
-    Each problem answers a change as if those below it stood still: where the loss of a middle problem itself
-    uses a lower solution, its curvature is the direct one.
+    Where the loss of a middle problem uses a lower solution that in turn depends on it, the two answer together if
+    their methods solve with the curvature (Note [Answering as a whole]). With other methods the middle problem
+    answers as if the lower one stood still, and the lower one's answer comes as a path of its own.
 """
 
 import dataclasses
@@ -76,7 +77,7 @@ class Dependencies:
         legs = [
             Leg(through=each, onto=onto, downwards=True)
             for each in reversed(self.lowest_first)
-            if each in below and (onto := tuple(lower for lower in self.used_lowers[each] if lower in feeding))
+            if each in below and (onto := tuple(lower for lower in self._held_below(each) if lower in feeding))
         ]
         legs += [
             Leg(through=each, onto=onto, downwards=False)
@@ -85,6 +86,10 @@ class Dependencies:
             and (onto := tuple(other for other in self.used_uppers[each] if other is upper or other in answering))
         ]
         return Route(upper=upper, legs=tuple(_reached(legs, self.used_lowers[upper])))
+
+    def _held_below(self, problem: "Problem") -> list["Problem"]:
+        """Used lowers that are not part of the problem's own answer to a change."""
+        return [lower for lower in self.used_lowers[problem] if not problem.answers_as_a_whole_with(lower)]
 
     def _answering(self, upper: "Problem", below: set["Problem"]) -> set["Problem"]:
         """Problems below whose loss uses the upper one, directly or through other uppers between them."""

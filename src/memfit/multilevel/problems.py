@@ -14,6 +14,7 @@ from memfit.errors import InvalidInput
 from memfit.multilevel.configs import Config
 from memfit.multilevel.data import LoaderCursor, moved, split_over_ranks
 from memfit.multilevel.hypergradient import METHODS
+from memfit.multilevel.hypergradient.method import Solver
 from memfit.multilevel.precision import Mixed
 from memfit.multilevel.records import Snapshot, StepRecord
 
@@ -114,6 +115,16 @@ class Problem(abc.ABC):
     @property
     def is_second_order(self) -> bool:
         return METHODS[self.method].second_order and self.config.first_order is not True
+
+    @property
+    def solver(self) -> Solver | None:
+        """Solves with this problem's curvature, if its method does."""
+        make = METHODS[self.method].solver
+        return None if make is None else make(self.config)
+
+    def answers_as_a_whole_with(self, lower: "Problem") -> bool:
+        """Whether a change of this problem is answered by a lower one that it uses; see `hypergradient/total.py`."""
+        return self in lower.uppers and self.solver is not None and lower.solver is not None
 
     @property
     def torch_device(self) -> torch.device:

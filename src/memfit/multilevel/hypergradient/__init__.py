@@ -5,6 +5,7 @@ One method a file, one signature: a `Pull` in, gradients by problem out.
 
 from memfit.multilevel.hypergradient.cg import cg
 from memfit.multilevel.hypergradient.darts import darts
+from memfit.multilevel.hypergradient.implicit import pulled_by_solving
 from memfit.multilevel.hypergradient.method import Method
 from memfit.multilevel.hypergradient.neumann import neumann
 from memfit.multilevel.hypergradient.nystrom import nystrom
@@ -15,9 +16,9 @@ from memfit.multilevel.hypergradient.unrolled import unrolled
 METHODS = {
     "darts": Method(pull=darts, second_order=False),
     "sama": Method(pull=sama, second_order=False),
-    "neumann": Method(pull=neumann, second_order=True),
-    "cg": Method(pull=cg, second_order=True),
-    "nystrom": Method(pull=nystrom, second_order=True),
+    "neumann": Method(pull=pulled_by_solving, second_order=True, solver=neumann),
+    "cg": Method(pull=pulled_by_solving, second_order=True, solver=cg),
+    "nystrom": Method(pull=pulled_by_solving, second_order=True, solver=nystrom),
     "unrolled": Method(pull=unrolled, second_order=True),
     "reinforce": Method(pull=reinforce, second_order=False),
 }

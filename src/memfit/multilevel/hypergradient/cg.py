@@ -4,17 +4,19 @@ Rajeswaran et al., Meta-Learning with Implicit Gradients, 2019. Limits: the curv
 direction is found along which it is not, the solver stops with what it has.
 """
 
-from memfit.multilevel.hypergradient.curvature import Curvature
-from memfit.multilevel.hypergradient.implicit import pulled_by
-from memfit.multilevel.hypergradient.method import Gradients, Pull
+from typing import TYPE_CHECKING
+
+from memfit.multilevel.hypergradient.method import HasProducts, Solver
 from memfit.multilevel.vectors import Vector, add_scaled, dot
 
+if TYPE_CHECKING:
+    from memfit.multilevel.configs import Config
 
-def cg(pull: Pull) -> Gradients:
+
+def cg(config: "Config") -> Solver:
     """Solve with the curvature by conjugate gradients."""
-    config = pull.lower.config
 
-    def solve(curvature: Curvature, vector: Vector) -> Vector:
+    def solve(curvature: HasProducts, vector: Vector) -> Vector:
         return solved_by_cg(
             curvature,
             vector,
@@ -24,11 +26,11 @@ def cg(pull: Pull) -> Gradients:
             tolerance=config.cg_tolerance,
         )
 
-    return pulled_by(solve, pull)
+    return solve
 
 
 def solved_by_cg(
-    curvature: Curvature, vector: Vector, *, iterations: int, scale: float, damping: float, tolerance: float
+    curvature: HasProducts, vector: Vector, *, iterations: int, scale: float, damping: float, tolerance: float
 ) -> Vector:
     """Q with scale * (H + damping) q = scale * v; the scale changes rounding only."""
     right = [part * scale for part in vector]

@@ -23,18 +23,31 @@ Optional = list[torch.Tensor | None]
 
 
 class Curvature:
-    """Products with second derivatives of the loss of a step, at the parameters as they are."""
+    """Products with second derivatives of the loss of a step, at the parameters as they are.
 
-    def __init__(self, lower: "Problem", record: StepRecord, onto: Sequence["Problem"]) -> None:
+    Gradients are taken with respect to `variables`, the lower problem itself if none are given, and differentiated with
+    respect to these and `onto`.
+    """
+
+    def __init__(
+        self,
+        lower: "Problem",
+        record: StepRecord,
+        onto: Sequence["Problem"],
+        variables: Sequence["Problem"] | None = None,
+    ) -> None:
         self.lower = lower
         self.record = record
-        lower.engine.openness.only(lower, *onto)
+        variables = (lower,) if variables is None else variables
+        self._open = (lower, *variables, *onto)
+        self._variables = [parameter for problem in variables for parameter in problem.parameter_list]
         self._keeps_graph = len(record.batches) == 1 and lower.config.budget is None
         self._kept: Optional | None = None
 
     def gradient(self) -> Optional:
         """The gradient of the loss itself; None where a parameter is not used."""
         total: Optional = [None] * len(self.lower.parameter_list)
+        self.lower.engine.openness.only(*self._open)
         for gradient, share in self._gradients():
             total = _summed(total, [None if part is None else part.detach() for part in gradient], share)
         return self.lower.engine.ranks.averaged(total, self.lower.parameter_list)
@@ -61,6 +74,7 @@ class Curvature:
 
     def _pulled(self, vector: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Optional:
         total: Optional = [None] * len(inputs)
+        self.lower.engine.openness.only(*self._open)
         for gradient, share in self._gradients():
             pairs = [
                 (part, weight)
@@ -97,7 +111,7 @@ class Curvature:
                 check_twice_differentiable(lower, loss)
             with explaining(lower):
                 gradient = torch.autograd.grad(
-                    loss if scale == 1 else loss * scale, lower.parameter_list, create_graph=True, allow_unused=True
+                    loss if scale == 1 else loss * scale, self._variables, create_graph=True, allow_unused=True
                 )
             return [part if part is None or scale == 1 else part / scale for part in gradient]
 
@@ -106,8 +120,9 @@ def check_depends(lower: "Problem", other: "Problem", gradients: Sequence[torch.
     """Refuse a dependency that was declared and is not there."""
     if other.parameter_list and all(gradient is None for gradient in gradients):
         raise InvalidInput(
-            f"the loss of the problem {lower.name!r} does not depend on {other.name!r}, though the dependencies say "
-            f"so; use self.{other.name} in its training_step (without detach or no_grad), or take the dependency out"
+            f"the loss of the problem {lower.name!r} does not depend on {other.name!r} in a way that matters to its "
+            f"gradient, though the dependencies say so; use self.{other.name} in its training_step (without detach or "
+            "no_grad), or take the dependency out"
         )
 
 

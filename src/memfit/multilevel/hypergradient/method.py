@@ -2,16 +2,28 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from memfit.multilevel.vectors import Vector
 
 if TYPE_CHECKING:
+    from memfit.multilevel.configs import Config
     from memfit.multilevel.problems import Problem
 
 Gradients = dict["Problem", Vector]
+
+
+class HasProducts(Protocol):
+    """What can be multiplied with a vector."""
+
+    lower: "Problem"
+
+    def product(self, vector: Vector) -> Vector: ...
+
+
+Solver = Callable[[HasProducts, Vector], Vector]  # what the curvature makes the given vector from
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,3 +43,4 @@ class Method:
 
     pull: Callable[[Pull], Gradients]
     second_order: bool  # whether it differentiates gradients of the lower loss
+    solver: Callable[["Config"], Solver] | None = None  # of those that solve with the curvature

@@ -4,21 +4,23 @@ Lorraine et al., Optimizing Millions of Hyperparameters by Implicit Differentiat
 where α is below 2 / the greatest curvature; what is missing is (I - αH)^(iterations + 1) of the whole.
 """
 
-from memfit.multilevel.hypergradient.curvature import Curvature
-from memfit.multilevel.hypergradient.implicit import pulled_by
-from memfit.multilevel.hypergradient.method import Gradients, Pull
+from typing import TYPE_CHECKING
+
+from memfit.multilevel.hypergradient.method import HasProducts, Solver
 from memfit.multilevel.vectors import Vector, add_scaled
 
+if TYPE_CHECKING:
+    from memfit.multilevel.configs import Config
 
-def neumann(pull: Pull) -> Gradients:
+
+def neumann(config: "Config") -> Solver:
     """Solve with the curvature by its power series."""
-    config = pull.lower.config
 
-    def solve(curvature: Curvature, vector: Vector) -> Vector:
+    def solve(curvature: HasProducts, vector: Vector) -> Vector:
         term, total = vector, vector
         for _ in range(config.neumann_iterations):
             term = add_scaled(term, curvature.product(term), -config.neumann_alpha)
             total = add_scaled(total, term)
         return [part * config.neumann_alpha for part in total]
 
-    return pulled_by(solve, pull)
+    return solve

@@ -5,28 +5,30 @@ rank k, C = HQ and W = QᵀHQ, the curvature is taken as C W⁻¹ Cᵀ, diagonal
 the diagonal. At full rank it is exact. Limits: k vectors of the parameters' size are kept.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 
-from memfit.multilevel.hypergradient.curvature import Curvature
-from memfit.multilevel.hypergradient.implicit import pulled_by
-from memfit.multilevel.hypergradient.method import Gradients, Pull
+from memfit.multilevel.hypergradient.method import HasProducts, Solver
 from memfit.multilevel.vectors import Vector, flat, unflat
+
+if TYPE_CHECKING:
+    from memfit.multilevel.configs import Config
 
 _SMALLEST = 1e-10  # curvatures below this part of the greatest count as none
 
 
-def nystrom(pull: Pull) -> Gradients:
+def nystrom(config: "Config") -> Solver:
     """Solve with a low-rank curvature."""
-    config = pull.lower.config
 
-    def solve(curvature: Curvature, vector: Vector) -> Vector:
+    def solve(curvature: HasProducts, vector: Vector) -> Vector:
         line = flat(vector)
-        sketch = _sketch(line, min(config.nystrom_rank, line.numel()), pull.lower.count)
+        sketch = _sketch(line, min(config.nystrom_rank, line.numel()), curvature.lower.count)
         columns = torch.stack([flat(curvature.product(unflat(column, vector))) for column in sketch.T], dim=1)
         basis, curvatures = _diagonalised(columns, sketch)
         return unflat(_inverted(line, basis, curvatures, config.nystrom_damping), vector)
 
-    return pulled_by(solve, pull)
+    return solve
 
 
 def _sketch(line: torch.Tensor, rank: int, seed: int) -> torch.Tensor:
