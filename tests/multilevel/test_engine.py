@@ -96,6 +96,15 @@ RESUMED = {
     "darts": {"lower": Config(unroll_steps=2), "dropout": 0.5, "norm": True},
     "sama in fp16": {"lower": Config(type="sama", fp16=True), "upper": Config(fp16=True)},
     "unrolled": {"lower": Config(type="unrolled", unroll_steps=2), "dropout": 0.2},
+    "unrolled by roots, in the middle of an inner loop": {
+        "lower": Config(type="unrolled", unroll_steps=4, unroll_checkpoint="sqrt"),
+        "make_optimizer": lambda p: torch.optim.Adam(p, lr=0.01),
+        "dropout": 0.2,
+    },
+    "rolled back, in the middle of an inner loop": {
+        "lower": Config(unroll_steps=4),
+        "engine": EngineConfig(roll_back=True),
+    },
     "adamw with a schedule": {
         "make_optimizer": lambda p: torch.optim.AdamW(p, lr=0.01),
         "make_scheduler": lambda o: torch.optim.lr_scheduler.SequentialLR(
@@ -149,6 +158,65 @@ def test_the_spellings_of_the_first_users_are_understood() -> None:
     assert config.chosen_precision == "fp16"
     assert EngineConfig(train_iters=10000, valid_step=100, distributed=True).is_distributed
     assert issubclass(IterativeProblem, Problem)
+
+
+def test_a_program_may_make_everything_in_hooks() -> None:
+    """As the first users write it: modules of betty's names, everything configured in methods."""
+    from memfit.multilevel.configs import Config
+    from memfit.multilevel.engine import Engine
+    from memfit.multilevel.problems import ImplicitProblem
+
+    class Child(ImplicitProblem):
+        def training_step(self, batch: Any) -> torch.Tensor:
+            inputs, targets = batch
+            decay = sum(penalty.exp() * weight.square().sum() for penalty, weight in zip(*self.pairs(), strict=True))
+            return (self.module(inputs) - targets).square().mean() + decay
+
+        def pairs(self) -> tuple[Any, Any]:
+            return self.parent(), list(self.module.parameters())
+
+        def configure_train_data_loader(self) -> Any:
+            return [(torch.randn(8, 3), torch.randn(8, 1))]
+
+        def configure_module(self) -> nn.Module:
+            return nn.Linear(3, 1)
+
+        def configure_optimizer(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.module.parameters(), lr=0.1)
+
+        def configure_scheduler(self) -> Any:
+            return torch.optim.lr_scheduler.StepLR(self.optimizer, 2, gamma=0.5)
+
+    class Parent(ImplicitProblem):
+        def forward(self) -> torch.Tensor:
+            return self.module[0]
+
+        def training_step(self, batch: Any) -> dict[str, torch.Tensor]:
+            inputs, targets = batch
+            return {"loss": (self.child(inputs) - targets).square().mean()}
+
+        def configure_train_data_loader(self) -> Any:
+            return [(torch.randn(8, 3), torch.randn(8, 1))]
+
+        def configure_module(self) -> nn.Module:
+            return nn.ParameterList([nn.Parameter(torch.zeros(2))])
+
+        def configure_optimizer(self) -> torch.optim.Optimizer:
+            return torch.optim.Adam(self.module.parameters(), lr=0.1)
+
+    parent = Parent(name="parent", config=Config(type="darts", retain_graph=True))
+    child = Child(name="child", config=Config(type="darts", unroll_steps=2))
+    engine = Engine(
+        config=EngineConfig(train_iters=6),
+        problems=[parent, child],
+        dependencies={"u2l": {parent: [child]}, "l2u": {child: [parent]}},
+        env="shared",
+    )
+    before = parameters_of(engine)
+    engine.run()
+    assert (parent.count, child.count, child.env) == (3, 6, "shared")
+    assert child.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**3)
+    assert not any(torch.equal(a, b) for a, b in zip(before, parameters_of(engine), strict=True))
 
 
 def test_problems_are_reached_by_name_from_everywhere() -> None:

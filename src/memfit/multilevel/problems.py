@@ -15,6 +15,7 @@ from memfit.multilevel.configs import Config
 from memfit.multilevel.data import LoaderCursor, moved, split_over_ranks
 from memfit.multilevel.hypergradient import METHODS
 from memfit.multilevel.hypergradient.method import Solver
+from memfit.multilevel.inner_loop import inner_loop_state, load_inner_loop
 from memfit.multilevel.precision import Mixed
 from memfit.multilevel.records import Snapshot, StepRecord
 
@@ -52,6 +53,7 @@ class Problem(abc.ABC):
         self.extra_config = extra_config
         self.device: str | torch.device | None = device
         self.engine: Engine
+        self.env: Any = None  # what the engine was given for its problems to share
         self.count = 0  # steps made
         self.parameter_list: list[nn.Parameter] = []  # trainable, as they were when the engine was made
         self.cursors: list[LoaderCursor] = []
@@ -148,6 +150,7 @@ class Problem(abc.ABC):
     def initialize(self, engine: "Engine") -> None:
         """Make what the problem was not given, and check what it was."""
         self.engine = engine
+        self.env = engine.env
         self._make_module()
         self.parameter_list = list(self.trainable_parameters())
         self.optimizer = self.optimizer or self.configure_optimizer()
@@ -265,6 +268,7 @@ class Problem(abc.ABC):
             "inner_loop_start": self.inner_loop_start,
             "loaders": [cursor.state_dict() for cursor in self.cursors],
             "baseline": dict(self.baseline),
+            "inner_loop": inner_loop_state(self),
         }
         for name, part in self._parts_with_state():
             state[name] = part.state_dict()
@@ -283,6 +287,7 @@ class Problem(abc.ABC):
                     f"the saved problem {self.name!r} has no {name}, this one has; resume with the same set-up"
                 )
             part.load_state_dict(state[name])
+        load_inner_loop(self, state["inner_loop"])
 
     def _parts_with_state(self) -> list[tuple[str, Any]]:
         parts = (("optimizer", self.optimizer), ("scheduler", self.scheduler), ("scaler", self.mixed.scaler))
