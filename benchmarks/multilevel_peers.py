@@ -77,8 +77,8 @@ def plain_unrolling() -> tuple[Callable[[], None], list[Any]]:
     return cycle, [network, weights, optimizer]
 
 
-def loop_by_hand() -> Callable[[], None]:
-    """One cycle of the finite difference as one would write it without a library, with all care for memory."""
+def loop_by_hand() -> tuple[Callable[[], None], list[Any]]:
+    """One cycle of the finite difference as one would write it by hand, with care for memory; and what it holds."""
     torch.manual_seed(0)
     network, weights, batch = residual_mlp(), weigher(), regression_batch()
     parameters, others = list(network.parameters()), list(weights.parameters())
@@ -109,4 +109,4 @@ def loop_by_hand() -> Callable[[], None]:
         adam.step()
         require(True, parameters)
 
-    return cycle
+    return cycle, [network, weights, descent, adam]
