@@ -79,6 +79,6 @@ class Program(Engine):
         )
 
 
-engine = Program([weights, teacher, student], EngineConfig(train_iters=1500, valid_step=300), dependencies)
+engine = Program([weights, teacher, student], EngineConfig(train_iters=600, valid_step=150), dependencies)
 print(engine.estimate())
 engine.run()
