@@ -14,7 +14,8 @@ from torch import nn
 from memfit.multilevel import Config, Engine, EngineConfig, ImplicitProblem, IterativeProblem
 
 shots, inner_steps, inner_rate, penalty = 10, 5, 0.02, 0.5
-meta_steps = 1500
+meta_steps = 500
+torch.set_num_threads(1)  # tensors this small are slower on several
 
 
 class Tasks:

@@ -12,6 +12,7 @@ from torch import nn
 from memfit.multilevel import Config, Engine, EngineConfig, ImplicitProblem
 
 torch.manual_seed(0)
+torch.set_num_threads(1)  # tensors this small are slower on several
 features, classes, noisy_count = 10, 3, 150
 direction = torch.randn(features, classes)
 
