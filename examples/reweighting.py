@@ -23,7 +23,7 @@ from memfit.multilevel import Config, Engine, EngineConfig, ImplicitProblem
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--data", help="folder with CIFAR-10; without, images are generated")
-parser.add_argument("--steps", type=int, default=400)
+parser.add_argument("--steps", type=int, default=300)
 parser.add_argument("--seeds", type=int, default=3)
 parser.add_argument("--accumulation", type=int, default=1)
 parser.add_argument("--precision", choices=["fp32", "fp16", "bf16"], default="fp32")
@@ -31,6 +31,9 @@ parser.add_argument("--budget", help="peak of a step of the classifier, for exam
 options = parser.parse_args()
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 device = "cuda" if torch.cuda.is_available() else "cpu"
+
+if not options.data:
+    torch.set_num_threads(1)  # images this small are slower on several
 
 classes = 10
 imbalance = 100  # samples of the most frequent class for one of the rarest
