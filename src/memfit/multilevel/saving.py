@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from memfit.errors import InvalidFile
-from memfit.files import write_bytes_atomically
+from memfit.files import atomic_file
 
 _KEY = "memfit.multilevel"
 _VERSION = 1
@@ -22,7 +22,8 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
     tensors: dict[str, torch.Tensor] = {}
     skeleton = _taken_apart(state, tensors)
     header = json.dumps({"version": _VERSION, "state": skeleton})
-    write_bytes_atomically(path, save(tensors, metadata={_KEY: header}))
+    with atomic_file(path, durable=True) as file:
+        file.write(save(tensors, metadata={_KEY: header}))
 
 
 def load_state(path: Path) -> dict[str, Any]:
