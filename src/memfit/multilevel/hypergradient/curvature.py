@@ -1,9 +1,9 @@
 """First and second derivatives of a lower step, over all its micro-batches and ranks.
 
 Note [One graph or many]
-    With one micro-batch the graph of its gradient is kept while the curvature is in use, so that a product
-    costs one backward pass. With several, or where the problem has a budget, each product computes the gradient
-    of one micro-batch after the other again: more time, the memory of one.
+    With one micro-batch the graph of its gradient is kept between products, so that each costs one backward pass; the
+    pull that comes last gives it back while it runs. With several micro-batches, or where the problem has a budget, each
+    product computes the gradient of one micro-batch after the other again: more time, the memory of one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -55,7 +55,7 @@ class Curvature:
     def product(self, vector: Sequence[torch.Tensor]) -> Vector:
         """The Hessian times a vector, the same on all ranks."""
         parameters = self.lower.parameter_list
-        result = or_zeros(self._pulled(vector, parameters), parameters)
+        result = or_zeros(self._pulled(vector, parameters, is_last=False), parameters)
         self.lower.engine.ranks.average(result)
         return result
 
@@ -66,13 +66,15 @@ class Curvature:
             check_depends(self.lower, problem, gradients)
         return {problem: or_zeros(gradients, problem.parameter_list) for problem, gradients in found.items()}
 
-    def pull_where_used(self, vector: Sequence[torch.Tensor], onto: Sequence["Problem"]) -> list[Optional]:
+    def pull_where_used(
+        self, vector: Sequence[torch.Tensor], onto: Sequence["Problem"], *, is_last: bool = True
+    ) -> list[Optional]:
         """As `pull`, with None for parameters that the lower gradient does not depend on."""
         groups = [problem.parameter_list for problem in onto]
-        parts = iter(self._pulled(vector, [parameter for group in groups for parameter in group]))
+        parts = iter(self._pulled(vector, [parameter for group in groups for parameter in group], is_last=is_last))
         return [[next(parts) for _ in group] for group in groups]
 
-    def _pulled(self, vector: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> Optional:
+    def _pulled(self, vector: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], *, is_last: bool) -> Optional:
         total: Optional = [None] * len(inputs)
         self.lower.engine.openness.only(*self._open)
         for gradient, share in self._gradients():
@@ -87,10 +89,12 @@ class Curvature:
                         [part for part, _ in pairs],
                         inputs,
                         [weight.to(part.dtype) for part, weight in pairs],
-                        retain_graph=self._keeps_graph,
+                        retain_graph=self._keeps_graph and not is_last,
                         allow_unused=True,
                     )
                 total = _summed(total, list(pulled), share)
+        if is_last:
+            self._kept = None
         return total
 
     def _gradients(self) -> Iterator[tuple[Optional, float]]:

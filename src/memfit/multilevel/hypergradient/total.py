@@ -34,7 +34,8 @@ class TotalCurvature:
 
     def product(self, vector: Vector) -> Vector:
         """The total curvature times a vector."""
-        own, *below = self._joint.pull_where_used(self._with_answers(vector), (self.lower, *self._answering))
+        whole = self._with_answers(vector)
+        own, *below = self._joint.pull_where_used(whole, (self.lower, *self._answering), is_last=False)
         result = or_zeros(own, self.lower.parameter_list)
         self.lower.engine.ranks.average(result)
         for problem, gradients in zip(self._answering, below, strict=True):
