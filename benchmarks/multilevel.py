@@ -117,7 +117,7 @@ def _method(name: str) -> dict[str, Any]:
     settings = METHODS[name]
     steps = settings.get("unroll_steps", 1)
     engine = regression_program(Config(**settings))
-    row: dict[str, Any] = {"peak_bytes": _peak_of(engine, steps), "pull_bytes": _peak_of_pull(engine)}
+    row: dict[str, Any] = {"peak_bytes": peak_of(engine, steps), "pull_bytes": peak_of_pull(engine)}
     cycle = _cycle(engine, steps)
     if name in BETTY_HAS and has_betty():
         betty = betty_program(**settings)
@@ -150,7 +150,7 @@ def _ablation(name: str) -> dict[str, Any]:
     engine = reweighting_program(
         Config(**settings), Config(**upper), batch_size=_BATCH // parts, distributed=distributed
     )
-    peak_bytes = _peak_of(engine, 1)
+    peak_bytes = peak_of(engine, 1)
     seconds = [_seconds(engine.train_step) for _ in range(2)]
     return {"peak_bytes": peak_bytes, "seconds": min(seconds)}
 
@@ -163,7 +163,7 @@ def _cycle(engine: Engine, steps: int) -> Callable[[], None]:
     return run
 
 
-def _peak_of(engine: Engine, steps: int) -> int:
+def peak_of(engine: Engine, steps: int) -> int:
     """Of a cycle after the first; measured over two, since the profiler does not see the end of older blocks."""
     cycle = _cycle(engine, steps)
     engine.train()
@@ -174,7 +174,7 @@ def _peak_of(engine: Engine, steps: int) -> int:
     return measure_peak(lambda: (cycle(), cycle()), resident=held).peak_bytes
 
 
-def _peak_of_pull(engine: Engine) -> int:
+def peak_of_pull(engine: Engine) -> int:
     """Of the hypergradient alone, beyond what is there before it."""
     from memfit.multilevel.hypergradient import METHODS as PULLS
     from memfit.multilevel.hypergradient.method import Pull

@@ -1,9 +1,9 @@
 """First and second derivatives of a lower step, over all its micro-batches and ranks.
 
 Note [One graph or many]
-    With one micro-batch the graph of its gradient is kept between products, so that each costs one backward pass; the
-    pull that comes last gives it back while it runs. With several micro-batches, or where the problem has a budget, each
-    product computes the gradient of one micro-batch after the other again: more time, the memory of one.
+    With one micro-batch the graph of its gradient is kept between products, so that each costs one backward pass;
+    the pull that comes last gives it back while it runs. With several micro-batches, or where the problem has a
+    budget, each product computes the gradient of one micro-batch after the other again: more time, the memory of one.
 """
 
 from collections.abc import Iterator, Sequence
