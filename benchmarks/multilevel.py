@@ -52,7 +52,7 @@ ABLATION: dict[str, dict[str, Any]] = {
     "baseline": {},
     "+ accumulation of 4": {"gradient_accumulation": 4},
     "+ bf16": {"gradient_accumulation": 4, "precision": "bf16"},
-    "+ plan for 0.6 instead": {"gradient_accumulation": 4, "budget": 0.6},
+    "+ plan for 0.8 instead": {"gradient_accumulation": 4, "budget": 0.8},
     "+ data parallel instead (each of 2)": {"gradient_accumulation": 2, "distributed": True},
     "plan for 0.6 alone": {"budget": 0.6},
     "fp16 alone": {"precision": "fp16"},  # slow where the CPU has no fp16 of its own
