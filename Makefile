@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check bench frontier clean
+.PHONY: demo test check bench frontier multilevel clean
 
 demo: $(READY)  ## ResNet-50 in half of its activation memory: planned, proven, measured, trained
 	$(BIN)/python examples/fit.py
@@ -21,6 +21,9 @@ bench: $(READY)  ## the standard cases: estimated against measured, captured aga
 
 frontier: $(READY)  ## memory against time under byte budgets, beside the peers; hours, goes on where it stood
 	$(BIN)/python -m benchmarks.frontier
+
+multilevel: $(READY)  ## hypergradients beside Betty (if it is installed), and the ablation on reweighting ResNet-50
+	$(BIN)/python -W ignore -m benchmarks.multilevel
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

@@ -72,3 +72,19 @@ def test_the_version_is_the_one_that_is_installed() -> None:
     from importlib.metadata import version
 
     assert memfit.__version__ == version("memfit")
+
+
+def test_the_public_names_of_multilevel_are_these() -> None:
+    from memfit import multilevel
+
+    assert multilevel.__all__ == [
+        "Config",
+        "CycleEstimate",
+        "Engine",
+        "EngineConfig",
+        "ImplicitProblem",
+        "IterativeProblem",
+        "LevelPeak",
+        "Problem",
+    ]
+    assert all(vars(multilevel)[name].__doc__ for name in multilevel.__all__)

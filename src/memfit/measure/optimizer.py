@@ -2,20 +2,18 @@
 
 import contextlib
 import copy
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit import _torch
 from memfit.errors import InvalidInput, first_line
 from memfit.ir import OptimizerMemory
-from memfit.tensors import storage_bytes, tensors_in
+from memfit.measure.live import AnsweredQuestions, LiveBytes
+from memfit.tensors import storage_bytes
 
 OptimizerLike = str | Optimizer | Callable[..., Optimizer]
 
@@ -42,7 +40,7 @@ def optimizer_memory(
     `without_gradient` are skipped by the step, as those that the loss does not depend on.
     """
     mode = _torch.FakeTensorMode()
-    with mode, _StepCounts(), _explaining(optimizer_name(optimizer)):
+    with mode, AnsweredQuestions(), _explaining(optimizer_name(optimizer)):
         twin, originals = _twin(optimizer, parameters)
         if for_cuda:
             _choose_foreach(twin)
@@ -51,7 +49,7 @@ def optimizer_memory(
             if stand_in.requires_grad and id(original) not in skipped:
                 stand_in.grad = torch.empty_like(stand_in)
         twin.step()
-        with _LiveBytes() as live:
+        with LiveBytes() as live:
             twin.step()
     return OptimizerMemory(state_bytes=storage_bytes(list(twin.state.values())), workspace_bytes=live.peak_bytes)
 
@@ -115,45 +113,6 @@ def is_optimizer_name(name: str | None) -> bool:
 def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
     empty = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device)
     return nn.Parameter(empty, requires_grad=parameter.requires_grad)
-
-
-class _LiveBytes(TorchDispatchMode):
-    """Follows the storages that operators make until they are gone."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.peak_bytes = 0
-        self._live_bytes = 0
-        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for tensor in tensors_in((args, kwargs)):
-            self._seen.add(tensor.untyped_storage())
-        result = func(*args, **kwargs or {})
-        for tensor in tensors_in(result):
-            self._follow(tensor.untyped_storage())
-        return result
-
-    def _follow(self, storage: Any) -> None:
-        if storage in self._seen:
-            return
-        self._seen.add(storage)
-        size_bytes = storage.nbytes()
-        self._live_bytes += size_bytes
-        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
-        weakref.finalize(storage, self._release, size_bytes)
-
-    def _release(self, size_bytes: int) -> None:
-        self._live_bytes -= size_bytes
-
-
-class _StepCounts(TorchDispatchMode):
-    """Answers questions about values (a step count) with 2: only sizes matter, and 1 would divide by zero."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default:
-            return 2
-        return func(*args, **kwargs or {})
 
 
 @contextlib.contextmanager
