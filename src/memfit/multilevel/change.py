@@ -38,10 +38,19 @@ def change_parameters(
 
 def _step(problem: "Problem", closure: Callable[[], float] | None) -> None:
     update = getattr(problem, "update", None)
-    if update is None:
+    if problem.updater is not None and not problem.engine.is_rehearsing:
+        if problem.updates_inside:
+            problem.updater.settle()  # it is done
+        else:
+            problem.updater.apply(problem.parameter_list)
+    elif update is None:
         if problem.optimizer is not None:
             problem.optimizer.step(closure) if closure is not None else problem.optimizer.step()
-        return
+    else:
+        _updated_by_hand(problem, update)
+
+
+def _updated_by_hand(problem: "Problem", update: Callable[..., Any]) -> None:
     with torch.no_grad():
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in problem.parameter_list]
         changed = list(update(list(problem.parameter_list), gradients))

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from memfit.errors import InvalidInput
 from memfit.multilevel.hypergradient import METHODS
+from memfit.step.policy import StepPolicy
 
 Precision = Literal["fp32", "fp16", "bf16"]
 
@@ -31,6 +32,9 @@ class Config:
     fp16: bool = False  # the same as precision="fp16"
     initial_dynamic_scale: float = 4096.0  # where loss scaling starts under fp16
     scale_factor: float = 2.0  # how it grows
+    update: str = "after"  # the backward pass; "inside" it: a gradient is used and dropped as soon as it is complete
+    state_tier: str | None = None  # where the optimizer's state is: None (beside the parameters), "host" or "disk"
+    directory: str | None = None  # of the state, if it is on disk
     budget: int | float | str | None = None  # peak of a step of this module: bytes, "6GiB", a fraction, "smallest"
 
     log_step: int = -1  # log every so many steps of this problem; -1 for never
@@ -67,6 +71,18 @@ class Config:
             raise InvalidInput(f"reinforce_baseline must be in [0, 1), {self.reinforce_baseline} was given")
         if self.fp16 and self.precision == "bf16":
             raise InvalidInput('Config(fp16=True, precision="bf16") names two precisions; leave one out')
+        _ = self.step_policy  # which checks it
+
+    @property
+    def step_policy(self) -> StepPolicy:
+        """How a step of this problem changes its parameters."""
+        return StepPolicy(
+            update=self.update,
+            state_tier=self.state_tier,
+            directory=self.directory,
+            clip_norm=self.gradient_clipping or None,
+            precision="fp16" if self.chosen_precision == "fp16" else None,
+        )
 
     @property
     def chosen_precision(self) -> Precision:

@@ -22,6 +22,7 @@ from memfit.multilevel.records import Snapshot
 from memfit.multilevel.saving import generators_now, load_state, save_state, set_generators
 from memfit.multilevel.steps import make_step
 from memfit.multilevel.stopping import EarlyStopping
+from memfit.multilevel.updates import check_gradient_is_complete
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,10 @@ class Engine:
         self._introduce()
         self.routes = {problem: self.dependencies.route(problem) for problem in self.problems}
         self._differentiated = {leg.through for route in self.routes.values() for leg in route.legs}
+        self.is_rehearsing = False  # on tensors without memory, for an estimate
         self._check_methods()
+        for problem in self.problems:
+            check_gradient_is_complete(problem)
         self.openness = Openness(self.problems)
         self.ready = {problem: dict.fromkeys(problem.lowers, False) for problem in self.problems}
         self.stopping = EarlyStopping(
@@ -69,7 +73,6 @@ class Engine:
         self.sink: Sink = (
             make_sink(self.config.logger_type, self.config.logger_dir) if self.ranks.rank == 0 else Nowhere()
         )
-        self.is_rehearsing = False  # on tensors without memory, for an estimate
         self.watch: Any = None  # told when steps begin and end
         self._needs_plans = any(problem.config.budget is not None for problem in self.problems)
 

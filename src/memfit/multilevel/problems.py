@@ -18,6 +18,8 @@ from memfit.multilevel.hypergradient.method import Solver
 from memfit.multilevel.inner_loop import inner_loop_state, load_inner_loop
 from memfit.multilevel.precision import Mixed
 from memfit.multilevel.records import Snapshot, StepRecord
+from memfit.multilevel.updates import make_updater
+from memfit.step.updater import Updater
 
 if TYPE_CHECKING:
     from memfit.multilevel.engine import Engine
@@ -58,6 +60,7 @@ class Problem(abc.ABC):
         self.parameter_list: list[nn.Parameter] = []  # trainable, as they were when the engine was made
         self.cursors: list[LoaderCursor] = []
         self.mixed: Mixed
+        self.updater: Updater | None = None  # changes the parameters in the optimizer's place
         self.record: StepRecord | None = None  # the last step, for those above
         self.trajectory: list[StepRecord] = []  # the steps of this inner loop, where they are differentiated
         self.inner_loop_start = True
@@ -144,6 +147,11 @@ class Problem(abc.ABC):
         every: Iterable[nn.Parameter] = self.module.parameters()
         return every
 
+    @property
+    def updates_inside(self) -> bool:
+        """Whether parameters change while gradients are computed, see Note [Inside a level] in `updates.py`."""
+        return self.updater is not None and self.config.update == "inside" and not self.engine.is_rehearsing
+
     def is_implemented(self, name: str) -> bool:
         return callable(getattr(self, name, None))
 
@@ -157,6 +165,7 @@ class Problem(abc.ABC):
         self.scheduler = self.scheduler or self.configure_scheduler()
         self._check_optimizer()
         self._make_cursors()
+        self.updater = make_updater(self)
         config = self.config
         self.mixed = Mixed(
             config.chosen_precision,
@@ -262,6 +271,8 @@ class Problem(abc.ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Everything of this problem that a step changes."""
+        if self.updater is not None:
+            self.updater.settle()
         state: dict[str, Any] = {
             "module": self.module.state_dict(),
             "count": self.count,
@@ -287,6 +298,9 @@ class Problem(abc.ABC):
                     f"the saved problem {self.name!r} has no {name}, this one has; resume with the same set-up"
                 )
             part.load_state_dict(state[name])
+        if self.updater is not None:
+            for parameter in self.parameter_list:
+                self.updater.adopt(parameter)
         load_inner_loop(self, state["inner_loop"])
 
     def _parts_with_state(self) -> list[tuple[str, Any]]:

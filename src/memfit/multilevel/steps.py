@@ -99,12 +99,14 @@ def _backward(problem: "Problem", record: StepRecord, sources: Sequence["Problem
     total: torch.Tensor | None = None
     metrics: Metrics = {}
     record.generators = []
-    for batch, share in zip(record.batches, record.shares, strict=True):
+    if problem.updater is not None and not problem.count and not problem.engine.is_rehearsing:
+        problem.updater.allocate(problem.parameter_list)
+    for number, (batch, share) in enumerate(zip(record.batches, record.shares, strict=True), 1):
         if not problem.engine.is_rehearsing:
             record.generators.append(generator_states(problem.torch_device))
         loss, metrics = problem.loss_of(batch)
         factor = share * problem.mixed.scale
-        _backward_from(problem, loss if factor == 1 else loss * factor, inputs)
+        _backward_from(problem, loss if factor == 1 else loss * factor, inputs, is_last=number == len(record.batches))
         _add_score(problem, metrics)
         # A copy: what reduces inside torch may return a number in the storage of the whole tensor.
         part = loss.detach().clone() if share == 1 else loss.detach() * share
@@ -113,7 +115,7 @@ def _backward(problem: "Problem", record: StepRecord, sources: Sequence["Problem
     return total, {key: _detached(value) for key, value in metrics.items() if key != "log_prob"}
 
 
-def _backward_from(problem: "Problem", loss: torch.Tensor, inputs: list[torch.nn.Parameter]) -> None:
+def _backward_from(problem: "Problem", loss: torch.Tensor, inputs: list[torch.nn.Parameter], *, is_last: bool) -> None:
     if problem.method == "reinforce" and not (inputs and loss.requires_grad):
         return  # it chooses; nothing of it is differentiated
     if not loss.requires_grad:
@@ -122,7 +124,13 @@ def _backward_from(problem: "Problem", loss: torch.Tensor, inputs: list[torch.nn
             f"the loss of the problem {problem.name!r} depends on no parameter of {names}; compute it from their "
             "modules without detach or no_grad"
         )
-    loss.backward(inputs=inputs)
+    if problem.updater is None or problem.engine.is_rehearsing:
+        loss.backward(inputs=inputs)
+    else:
+        with problem.updater.around_backward(loss, inputs, is_last=is_last):
+            loss.backward(inputs=inputs)
+    if problem.updates_inside:
+        return  # gradients are gone
     if not problem.config.allow_unused and any(parameter.grad is None for parameter in problem.parameter_list):
         raise InvalidInput(
             f"the loss of the problem {problem.name!r} does not use all its parameters and allow_unused=False says it "
