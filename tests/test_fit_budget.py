@@ -268,3 +268,47 @@ def test_a_gradient_from_an_output_beside_the_loss_is_refused():
     planned = memfit.fit(Answering(), torch.randn(16, 64), budget="1GiB")
     with pytest.raises(ExecutionError, match="beside the loss"):
         planned(torch.randn(16, 64)).logits.sum().backward()
+
+
+def test_a_part_that_has_two_names_can_be_planned():
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+    eager = nn.Sequential(conv, norm, nn.ReLU(), conv, norm, nn.Sigmoid(), conv)
+    batch = torch.randn(4, 8, 16, 16)
+    planned = memfit.fit(copy.deepcopy(eager), batch, budget="smallest")
+    assert_same(step(eager, batch), step(planned, batch))
+
+
+class AddsItself(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, features):
+        hidden = self.linear(features)
+        return hidden.index_add(0, torch.arange(len(features)).flip(0), hidden).square()
+
+
+def test_what_is_read_twice_is_not_overwritten():
+    eager, batch = AddsItself(), torch.randn(64, 64)
+    planned = memfit.fit(copy.deepcopy(eager), batch, budget="smallest")
+    assert_same(step(eager, batch), step(planned, batch))
+
+
+class Centred(nn.Module):
+    """Whose gradient from ones is zero everywhere."""
+
+    def __init__(self):
+        super().__init__()
+        self.convs = nn.Sequential(nn.Conv2d(8, 16, 1), nn.Conv2d(16, 16, 3, padding=1))
+
+    def forward(self, images):
+        features = self.convs(images)
+        return features - features.mean((1, 2, 3), keepdim=True)
+
+
+def test_operators_are_compared_on_gradients_that_do_not_cancel():
+    torch.manual_seed(0)
+    eager, batch = Centred(), torch.randn(4, 8, 32, 32)
+    planned = memfit.fit(copy.deepcopy(eager), batch, budget="smallest")
+    assert_same(step(eager, batch), step(planned, batch))

@@ -49,6 +49,7 @@ GRAPH_FORMAT = "memfit.graph"
 PROGRAM_FORMAT = "memfit.program"
 FORMAT_VERSION = 1
 
+GENERATOR_STATE_BYTES = 5056  # of torch's generator on a CPU; a plan keeps it for each draw that is made again
 ACCUMULATE = "memfit.accumulate"  # target of what autograd itself does to make a parameter's gradient
 
 

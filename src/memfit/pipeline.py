@@ -184,7 +184,8 @@ def prepare(
     step_us: float | None = None
     if plain.is_rewritten_as(eager):
         sized_plain, plain_workspaces = _with_costs(plain.graph, device, recipe.progress, measured=measured)
-        step_us = _step_us(plain, sized_plain, model, sample, recipe, runs_here=runs_here)
+        plain_us = _step_us(plain, sized_plain, model, sample, recipe, runs_here=runs_here)
+        step_us = _before_rewriting(plain_us, _own_us(sized, fresh_us, in_place_us))
     else:
         sized_plain, plain_workspaces = sized, workspaces
     unplanned = simulate(
@@ -254,12 +255,31 @@ def _times(
 
 def _step_us(
     plain: Traced, graph: Graph, model: nn.Module, sample: Sample, recipe: Recipe, *, runs_here: bool
-) -> float:
-    """What the operators of a step take before the graph is rewritten."""
+) -> Mapping[str, float]:
+    """Microseconds of the operations of a step before the graph is rewritten, by name."""
     if runs_here:
-        return operation_times(plain.module, graph, model, sample, steps=3, time_limit_s=2.0).step_us(graph)
-    estimated = roofline_times(graph, recipe.device)
-    return sum(estimated[each.name] for each in graph.operations)
+        times = operation_times(plain.module, graph, model, sample, steps=3, time_limit_s=2.0)
+        return _own_us(graph, times.fresh_us, times.in_place_us)
+    return roofline_times(graph, recipe.device)
+
+
+def _own_us(graph: Graph, fresh_us: Mapping[str, float], in_place_us: Mapping[str, float]) -> dict[str, float]:
+    """Microseconds of the model's own operations as the eager run does them, by name."""
+    return {
+        each.name: fresh_us[each.name] if each.overwrites is None else in_place_us[each.name]
+        for each in graph.operations
+    }
+
+
+def _before_rewriting(plain_us: Mapping[str, float], own_us: Mapping[str, float]) -> float:
+    """What a step takes before it is rewritten: what both have as after, the rest scaled as what both have is.
+
+    The two were measured at different moments, when other programs may have left more or less of the machine.
+    """
+    common = plain_us.keys() & own_us.keys()
+    common_us = sum(own_us[name] for name in common)
+    scale = common_us / max(sum(plain_us[name] for name in common), 1e-9)
+    return common_us + scale * sum(time_us for name, time_us in plain_us.items() if name not in common)
 
 
 def _rewrites(plain: Graph, graph: Graph) -> tuple[str, ...]:

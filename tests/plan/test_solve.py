@@ -1,5 +1,7 @@
 """Plans against exhaustive search on tiny graphs, and what a planner promises on any."""
 
+import dataclasses
+
 import hypothesis
 import pytest
 from exhaustive import Schedules
@@ -7,9 +9,11 @@ from handmade import KIB, Case, Features, Layer, Step, training, trainings
 from hypothesis import given, settings
 
 from memfit.errors import InfeasibleBudget
+from memfit.ir import Phase
 from memfit.plan.expand import Expansion, program_of
+from memfit.plan.problem import Problem
 from memfit.plan.simulate import simulate
-from memfit.plan.solve import Found, Planner, Solution
+from memfit.plan.solve import Found, Planner, Solution, _Search
 
 A = 100 * KIB
 ONLY_GENERATE = settings(phases=[hypothesis.Phase.generate])  # what is expected to fail need not be made smaller
@@ -364,3 +368,19 @@ def test_what_is_to_be_dropped_does_not_live_when_the_backward_starts(part: floa
     planner = Planner(case.problem(), dropped=dropped)
     solution = planner.solve(shares(planner, part)[0])
     assert not solution.expansion.live[0] & dropped
+
+
+def test_no_plan_is_below_the_bound_of_a_search_that_has_not_begun() -> None:
+    """Also where the eager run works in place (an in-place add), which a plan may do too."""
+    case = residual(4)
+    operations = [
+        dataclasses.replace(each, overwrites=each.may_overwrite) if each.phase is Phase.FORWARD else each
+        for each in case.graph.operations
+    ]
+    assert any(each.overwrites is not None for each in operations)
+    graph = dataclasses.replace(case.graph, operations=tuple(operations))
+    in_place_us = [time_us / 10 for time_us in case.costs.time_us]
+    planner = Planner(Problem(graph, dataclasses.replace(case.costs, in_place_us=in_place_us)))
+    solution = planner.solve(planner.unplanned.peak_bytes - A, time_limit_s=2.0)
+    search = _Search(planner, planner.unplanned.peak_bytes, 1.0, None)
+    assert search._least_us() <= planner.unplanned.extra_us <= solution.expansion.extra_us

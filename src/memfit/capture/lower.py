@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from memfit.capture.nodes import (
@@ -265,7 +266,7 @@ class _Lowering:
         index = self._indices[storage_key(value)]
         made_by_the_step = self._drafts[index].phase is not None and index not in self._tangents
         fills_it = value.numel() * value.element_size() == value.untyped_storage().nbytes()
-        is_alone = all(
+        is_alone = _is_read_once(node, first) and all(
             storage_key(tensor) != storage_key(value)
             for source in node.all_input_nodes
             if source is not first
@@ -330,6 +331,12 @@ def _end_of_frame(operations: list[Operation], place: int) -> int:
     while frame is not None and place + 1 < len(operations) and operations[place + 1].frame == frame:
         place += 1
     return place
+
+
+def _is_read_once(node: fx.Node, first: fx.Node) -> bool:
+    """Whether a node reads its first argument in one place; more do not matter element by element (`x.mul_(x)`)."""
+    count = sum(leaf is first for leaf in pytree.tree_leaves((node.args, dict(node.kwargs))))
+    return count == 1 or torch.Tag.pointwise in getattr(node.target, "tags", ())
 
 
 def _owner(path: str) -> Mark:

@@ -72,7 +72,9 @@ def traced(
         snapshot = Snapshot(model)
         stack.callback(snapshot.restore)
         subject = _Subject(model, snapshot, backward_from, with_hooks, outputs)
-        yield _export(stack, subject, _as_fake_as(model, sample))
+        joint = _export(stack, subject, _as_fake_as(model, sample))
+        snapshot.restore()  # torch puts back what it traced with by name, which forgets parts that have two
+        yield joint
 
 
 _ONE_AT_A_TIME = threading.RLock()  # a trace changes modules and global hooks for a while

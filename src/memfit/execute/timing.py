@@ -222,15 +222,15 @@ class _Step:
 
     def _compare(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> None:
         """See Note [Seen to be equal]."""
-        if (
-            REMAKES not in node.meta
-            or node.name in self._compared
-            or not find_lean_operator(node.meta[TECHNIQUE]).exact
-        ):
+        if REMAKES not in node.meta or node.name in self._compared:
             return
         self._compared.add(node.name)
-        pairs = zip(tensors_in(values[node]), tensors_in(values[node.meta[REMAKES]]), strict=True)
-        if not all(same_bits(made, own) for made, own in pairs):
+        operator = find_lean_operator(node.meta[TECHNIQUE])
+        if not operator.exact:
+            return
+        pairs = list(zip(tensors_in(values[node]), tensors_in(values[node.meta[REMAKES]]), strict=True))
+        proves_nothing = not operator.certain and not all(own.any() for _, own in pairs)  # zeros are always equal
+        if proves_nothing or not all(same_bits(made, own) for made, own in pairs):
             self.unequal.add(node.name)
 
 
@@ -319,9 +319,14 @@ def _input(node: fx.Node, states: Mapping[str, torch.Tensor], leaves: list[Any])
 
 
 def _made_up(value: torch.Tensor) -> torch.Tensor:
-    """A tensor of this layout, such as a gradient to start from: ones, or zeros where it could be indices."""
+    """A tensor of this layout, such as a gradient to start from: random, or zeros where it could be indices.
+
+    Not ones: what follows may cancel them (`x - x.mean()`), and comparing zeros would prove nothing.
+    """
     count = value.untyped_storage().nbytes() // value.element_size()
-    content = torch.full((count,), int(value.dtype.is_floating_point), dtype=value.dtype, device=value.device)
+    content = torch.zeros(count, dtype=value.dtype, device=value.device)
+    if value.dtype.is_floating_point:
+        content.normal_(generator=torch.Generator(value.device).manual_seed(0))
     return content.as_strided(value.shape, value.stride(), value.storage_offset())
 
 

@@ -103,6 +103,7 @@ class Expander:
         peaks: list[int] = []
         highest: list[int] = []
         live = live_bytes = place = 0
+        drawn_again: dict[int, int] = {}  # bytes of generator states by operation
         extra_us = -problem.own_time_us
         for turn, ways, in_forward in passes:
             if not in_forward:
@@ -123,6 +124,7 @@ class Expander:
                 high_bytes = live_bytes + made_bytes - (problem.size_of(in_place) if in_place else 0)
                 if not in_forward and way is not own:
                     high_bytes += way.other_bytes
+                    drawn_again[way.operation] = way.state_bytes
                 if level_bytes + high_bytes + way.workspace_bytes > peak:
                     peak, high = level_bytes + high_bytes + way.workspace_bytes, way.operation
                 extra_us += way.in_place_us if in_place else way.time_us
@@ -135,6 +137,9 @@ class Expander:
             (forward_peaks if in_forward else peaks).append(peak)
             if not in_forward:
                 highest.append(high)
+        state_bytes = sum(drawn_again.values())
+        if state_bytes:
+            forward_peaks, peaks = ([peak + state_bytes for peak in each] for each in (forward_peaks, peaks))
         return Expansion(forward, backward, lives, extra_us, forward_peaks, peaks, highest)
 
     def _cheapest(self, ways: Sequence[Way], live: int, costs: dict[int, float]) -> Way:

@@ -8,6 +8,7 @@ stick. Its plans are 1.5 to 3 times as slow as those of the staged program, and 
 
 import dataclasses
 import math
+import time
 from collections.abc import Mapping, Sequence
 
 from memfit.plan.expand import Expander, Expansion
@@ -36,13 +37,20 @@ class Choice:
 
 
 def greedy(
-    problem: Problem, budget_bytes: int, *, kept: int = 0, dropped: int = 0, start: Choice | None = None
+    problem: Problem,
+    budget_bytes: int,
+    *,
+    kept: int = 0,
+    dropped: int = 0,
+    start: Choice | None = None,
+    end: float = math.inf,
 ) -> Expansion:
     """A plan under the budget, or the lowest that was come by. `kept` and `dropped` are honoured.
 
-    `start` is a plan that is a little over the budget; by default everything is kept.
+    `start` is a plan that is a little over the budget; by default everything is kept. `end` is when to stop, as
+    `time.monotonic` tells it.
     """
-    return _Greedy(problem, budget_bytes, kept, dropped, start).run()
+    return _Greedy(problem, budget_bytes, kept, dropped, start).run(end)
 
 
 class _Greedy:
@@ -60,10 +68,10 @@ class _Greedy:
         for number in numbers(dropped if start is None else 0):
             self._drop(number, 0)
 
-    def run(self) -> Expansion:
+    def run(self, end: float) -> Expansion:
         best = self._expander.expand(self._wanted, self._made_early, self._chosen)
         for _ in range(_MOST_ROUNDS):
-            if best.over(self._budget_bytes) == 0:
+            if best.over(self._budget_bytes) == 0 or time.monotonic() > end:
                 break
             if not self._drop_some(best):
                 break

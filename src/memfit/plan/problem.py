@@ -16,7 +16,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Sequence
 
-from memfit.ir import ACCUMULATE, Graph, Operation, OptimizerMemory, Phase
+from memfit.ir import ACCUMULATE, GENERATOR_STATE_BYTES, Graph, Operation, OptimizerMemory, Phase
 
 _SMALL_SHARE = 0.002  # of all activations: what small values may be together
 
@@ -42,6 +42,7 @@ class Way:
     workspace_bytes: int
     other_bytes: int  # of what it makes that is not decided about: a second copy, if it is run again
     overwrites: int  # the value it may take over, 0 if none
+    state_bytes: int  # of the generator, kept from its first run on if it is run again
     rank: int  # place in the forward pass, to run what is run again in that order
 
     @property
@@ -91,9 +92,7 @@ class Problem:
         self.end_bytes = sum(map(self._rounded, ending)) + self.optimizer.state_bytes + self.optimizer.workspace_bytes
         self.written_back = self._bits(graph.written_back)
         self.gain_in_place_us = sum(
-            max(0.0, costs.time_us[index] - costs.in_place_us[index])
-            for index, operation in enumerate(graph.operations)
-            if operation.overwrites is None and operation.may_overwrite in self.bit
+            max(way.time_us - way.least_us for way in turn.ways) for turn in (*self.forward, *self.backward)
         )
         self.own_time_us = sum(
             (costs.time_us if operation.overwrites is None else costs.in_place_us)[index]
@@ -131,6 +130,7 @@ class Problem:
             workspace_bytes=self.costs.workspace_bytes[index],
             other_bytes=sum(self._rounded(each) for each in operation.outputs if each not in self.bit),
             overwrites=overwrites,
+            state_bytes=GENERATOR_STATE_BYTES if operation.random else 0,
             rank=self._rank(index),
         )
 

@@ -11,7 +11,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from memfit.ir import Compute, Graph, Instruction, Kind, OptimizerMemory, Phase, Program
+from memfit.ir import GENERATOR_STATE_BYTES, Compute, Graph, Instruction, Kind, OptimizerMemory, Phase, Program
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +61,7 @@ def simulate(
     optimizer = optimizer or OptimizerMemory()
     memory = _Memory(graph, optimizer, granularity_bytes)
     resident_bytes = memory.total_bytes()
+    memory.keep_generator_states(program)
     workspaces = workspace_bytes or [0] * (len(graph.operations) + len(graph.alternatives))
     moments = _walk(memory, Phase.FORWARD, program.forward, workspaces)
     for storage in graph.tangents:
@@ -88,6 +89,12 @@ class _Memory:
         self._by_kind[Kind.OPTIMIZER] = optimizer.state_bytes
         for storage in graph.resident:
             self.allocate(storage)
+
+    def keep_generator_states(self, program: Program) -> None:
+        """Of draws that are made again; counted over the whole step."""
+        runs = Counter(each.operation for each in (*program.forward, *program.backward) if isinstance(each, Compute))
+        again = sum(1 for run, count in runs.items() if count > 1 and self.graph.operation(run).random)
+        self._by_kind[Kind.ACTIVATION] += again * GENERATOR_STATE_BYTES
 
     def allocate(self, storage: int) -> None:
         self._by_kind[self.graph.storages[storage].kind] += self._rounded(storage)

@@ -26,6 +26,7 @@ from memfit.units import format_bytes
 log = logging.getLogger(__name__)
 
 _FIRST_STAGES = 6
+_LEAST_GREEDY_S = 5.0  # for a first plan, even if no time is given
 _MOST_ROUNDS = 30
 _CLOSE_ENOUGH = 0.02  # of the bound, plus a tenth of a point of the step's time: then the search ends
 _LONGEST_SOLVE_S = 3.0
@@ -178,7 +179,14 @@ class _Search:
         for earlier in self._planner.found:
             self._take(earlier, "a plan of another budget")
         self._take(
-            greedy(self._problem, self._budget_bytes, kept=self._planner.kept, dropped=self._planner.dropped), "greedy"
+            greedy(
+                self._problem,
+                self._budget_bytes,
+                kept=self._planner.kept,
+                dropped=self._planner.dropped,
+                end=self._end + _LEAST_GREEDY_S,
+            ),
+            "greedy",
         )
         self._first_stages()
         for round_number in range(_MOST_ROUNDS):
@@ -212,9 +220,8 @@ class _Search:
     def _least_us(self) -> float:
         """The same for the fastest way of every turn."""
         turns = (*self._problem.forward, *self._problem.backward)
-        return self._least_own_us() - sum(
-            turn.ways[0].time_us - min(way.time_us for way in turn.ways) for turn in turns
-        )
+        gains = (turn.ways[0].time_us - min(way.time_us for way in turn.ways) for turn in turns)
+        return self._least_own_us() - sum(gains)
 
     def _tried(self, answer: StagedAnswer) -> Expansion:
         """Walk an answer; if it is over the budget, repair what is by dropping more."""
@@ -224,7 +231,12 @@ class _Search:
         if expansion.peak_bytes > self._budget_bytes:
             planner = self._planner
             repaired = greedy(
-                self._problem, self._budget_bytes, kept=planner.kept, dropped=planner.dropped, start=choice
+                self._problem,
+                self._budget_bytes,
+                kept=planner.kept,
+                dropped=planner.dropped,
+                start=choice,
+                end=self._end,
             )
             self._take(repaired, f"{len(self._stages)} stages, repaired")
         return expansion
