@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 _FIRST_STAGES = 6
 _LEAST_GREEDY_S = 5.0  # for a first plan, even if no time is given
+_LEAST_REPAIR_S = 2.0  # for an answer that comes when time is up
 _MOST_ROUNDS = 30
 _CLOSE_ENOUGH = 0.02  # of the bound, plus a tenth of a point of the step's time: then the search ends
 _LONGEST_SOLVE_S = 3.0
@@ -236,7 +237,7 @@ class _Search:
                 kept=planner.kept,
                 dropped=planner.dropped,
                 start=choice,
-                end=self._end,
+                end=max(self._end, time.monotonic() + _LEAST_REPAIR_S),
             )
             self._take(repaired, f"{len(self._stages)} stages, repaired")
         return expansion
