@@ -97,12 +97,13 @@ class _Search:
         counts = list(self._counts())
         precisions = list(self._precisions())
         for place, count in enumerate(counts):
-            floors = [self._try(count, precision, updates) for precision in precisions]
-            if self._best is not None and min(floors) >= self._best.sample_us:
+            tried = [each for precision in precisions for each in self._try(count, precision, updates)]
+            updates = [way for way in updates if self._could_fit_smaller(way, tried)]
+            open_us = [self._floor_us(each) for each in tried if _way(each.policy) in updates]
+            if not updates or (self._best is not None and min(open_us) >= self._best.sample_us):
+                reason = "smaller pieces run no faster" if updates else "what remains without activations is too much"
                 if counts[place + 1 :]:
-                    self._lose(
-                        f"{_listed(counts[place + 1 :])} micro-batches", "not tried: smaller pieces run no faster"
-                    )
+                    self._lose(f"{_listed(counts[place + 1 :])} micro-batches", f"not tried: {reason}")
                 break
         if self._best is None:
             raise self._infeasible()
@@ -169,8 +170,8 @@ class _Search:
 
     # Trying
 
-    def _try(self, count: int, precision: str | None, updates: Sequence[dict[str, Any]]) -> float:
-        """Look at all ways to run pieces of one size; the least time that a sample can take with them."""
+    def _try(self, count: int, precision: str | None, updates: Sequence[dict[str, Any]]) -> list[_Candidate]:
+        """Look at all ways to run pieces of one size; those that are not planned are returned."""
         policies = [self._wishes.policy(micro_batches=count, precision=precision, **way) for way in updates]
         piece = self._captured(policies[0])
         plain = [self._unplanned(piece, policy) for policy in policies]
@@ -178,10 +179,14 @@ class _Search:
             self._limit_bytes = budget_bytes(self._wishes.budget, plain[0].peak_bytes)
         for candidate in plain:
             self._judge(candidate)
-        floor_us = min(self._floor_us(each) for each in plain)
         for candidate in sorted(plain, key=self._floor_us):
             self._plan(candidate)
-        return floor_us
+        return plain
+
+    def _could_fit_smaller(self, way: dict[str, Any], tried: Sequence[_Candidate]) -> bool:
+        """Whether smaller pieces with a way to update are not over the budget for certain."""
+        same = [each for each in tried if _way(each.policy) == way]
+        return any(each.piece.least_bytes(each.policy, each.update) <= self._limit for each in same)
 
     def _captured(self, policy: StepPolicy) -> Piece:
         pieces = [self._batch] if policy.micro_batches == 1 else list(self._split(self._batch, policy.micro_batches))
@@ -401,6 +406,10 @@ def _check_trained(subject: nn.Module, optimizer: Optimizer) -> None:
             "the optimizer trains parameters that the model does not have, which a captured step would not see; put "
             "all that is trained into one module, or choose the techniques by hand without a budget"
         )
+
+
+def _way(policy: StepPolicy) -> dict[str, Any]:
+    return {"state_tier": policy.state_tier, "update": policy.update}
 
 
 def _reason(error: InvalidInput) -> str:

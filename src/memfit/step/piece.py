@@ -27,6 +27,8 @@ from memfit.step.policy import StepPolicy
 from memfit.step.precision import autocast
 from memfit.step.update_cost import UpdateCost
 
+_SCALAR_BYTES = 16  # the loss of a piece, the number its backward starts with, whether it is finite
+
 
 class Piece:
     """A captured micro-batch, priced for every policy that cuts batches into such pieces."""
@@ -87,13 +89,22 @@ class Piece:
     def beside_bytes(self, policy: StepPolicy, update: UpdateCost) -> int:
         """Live during every pass and not seen by its capture, see Note [The whole peak]."""
         earlier_bytes = self.gradient_bytes if policy.micro_batches * policy.accumulate > 1 else 0
-        return self._other_batch_bytes + update.state_bytes + earlier_bytes
+        scalar_bytes = _SCALAR_BYTES * (2 + policy.micro_batches)
+        return self._other_batch_bytes + update.state_bytes + earlier_bytes + scalar_bytes
 
     def end_bytes(self, policy: StepPolicy, update: UpdateCost) -> int:
         """Live during an update that follows the last pass."""
         if policy.update == "inside":
             return 0
-        return self.prepared.persistent_bytes + self._other_batch_bytes + update.state_bytes + update.workspace_bytes
+        update_bytes = update.state_bytes + update.workspace_bytes + _SCALAR_BYTES * (2 + policy.micro_batches)
+        return self.prepared.persistent_bytes + self._other_batch_bytes + update_bytes
+
+    def least_bytes(self, policy: StepPolicy, update: UpdateCost) -> int:
+        """What smaller pieces need at the least, however small: all but activations."""
+        several = dataclasses.replace(policy, micro_batches=2)
+        graph = self.prepared.graph
+        resident_bytes = sum(graph.storages[each].size_bytes for each in graph.resident)
+        return max(resident_bytes + self.beside_bytes(several, update), self.end_bytes(several, update))
 
     def eager_peak_bytes(self, policy: StepPolicy, update: UpdateCost) -> int:
         """Of the whole step, unplanned."""

@@ -8,7 +8,7 @@ that of an element and that of a call.
 import dataclasses
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -41,34 +41,37 @@ class UpdateCost:
 def update_cost(optimizer: Optimizer, policy: StepPolicy) -> UpdateCost:
     """Measure an update as a policy wants it. Neither the optimizer nor its parameters change."""
     trained = [each for each in parameters_of(optimizer) if each.requires_grad]
-    largest = max(trained, key=lambda each: each.numel())
-    memory = optimizer_memory(optimizer, trained, for_cuda=largest.is_cuda)
-    with (
-        _StandIn(optimizer, policy, largest, whole=True) as big,
-        _StandIn(optimizer, policy, largest) as one,
-    ):
-        call_us, big_us = one.time_us(), big.time_us()
-        elements = sum(each.numel() for each in trained)
-        time_us = len(trained) * call_us + elements / big.elements * max(0.0, big_us - call_us)
+    memory = optimizer_memory(optimizer, trained, for_cuda=trained[0].is_cuda)
+    elements = sum(each.numel() for each in trained)
+    with _StandIn(optimizer, policy, trained) as big, _StandIn(optimizer, policy, trained, smallest=True) as small:
+        call_us = small.time_us() / len(small.parameters)
+        element_us = max(0.0, big.time_us() - call_us * len(big.parameters)) / big.elements
+        time_us = len(trained) * call_us + elements * element_us
         if not policy.is_updated_in_parts:
             return UpdateCost(state_bytes=memory.state_bytes, workspace_bytes=memory.workspace_bytes, time_us=time_us)
-        state_bytes = memory.state_bytes if policy.state_tier is None else len(trained) * one.counter_bytes()
+        counter_bytes = len(trained) * small.counter_bytes() // len(small.parameters)
+        state_bytes = memory.state_bytes if policy.state_tier is None else counter_bytes
         return UpdateCost(state_bytes=state_bytes, workspace_bytes=big.workspace_bytes(), time_us=time_us)
 
 
 class _StandIn:
-    """An optimizer like the given one with one parameter of its own."""
+    """An optimizer like the given one with two parameters of its own: one is read ahead while the other is updated."""
 
-    def __init__(self, optimizer: Optimizer, policy: StepPolicy, largest: nn.Parameter, *, whole: bool = False) -> None:
-        self.parameter = _parameter_like(largest, optimizer, whole=whole)
-        self.elements = self.parameter.numel()
+    def __init__(
+        self, optimizer: Optimizer, policy: StepPolicy, trained: Sequence[nn.Parameter], *, smallest: bool = False
+    ) -> None:
+        originals = _largest_neighbours(trained)
+        self.parameters = [_parameter_like(each, optimizer, smallest=smallest) for each in originals]
+        self.elements = sum(each.numel() for each in self.parameters)
         self._optimizer = without_parameters(optimizer)
         self._optimizer._optimizer_step_pre_hooks = OrderedDict()  # the user's are not for this
         self._optimizer._optimizer_step_post_hooks = OrderedDict()
-        group = next(each for each in optimizer.param_groups if any(one is largest for one in each["params"]))
-        self._optimizer.param_groups = [{**group, "params": [self.parameter]}]
-        self._states = make_tier(policy, largest.device)
-        self._run = self._optimizer.step if not policy.is_updated_in_parts else self._in_parts(policy)
+        groups = [_group_of(each, optimizer) for each in originals]
+        self._optimizer.param_groups = [
+            {**group, "params": [parameter]} for group, parameter in zip(groups, self.parameters, strict=True)
+        ]
+        self._states = make_tier(policy, originals[0].device)
+        self._run = self._in_parts(policy) if policy.is_updated_in_parts else self._optimizer.step
 
     def __enter__(self) -> "_StandIn":
         self.update()  # makes the state
@@ -94,7 +97,8 @@ class _StandIn:
 
     def workspace_bytes(self) -> int:
         state = [] if self._states is not None else tensors_in(list(self._optimizer.state.values()))
-        measured = measure_peak(self.update, resident=[self.parameter, self.parameter.grad, state])
+        gradients = [each.grad for each in self.parameters]
+        measured = measure_peak(self.update, resident=[self.parameters, gradients, state])
         return measured.peak_bytes - measured.resident_bytes
 
     def counter_bytes(self) -> int:
@@ -103,17 +107,37 @@ class _StandIn:
         return storage_bytes([each for each in state if not each.dim()])
 
     def _in_parts(self, policy: StepPolicy) -> Callable[[], None]:
-        rounding = StochasticRounding(self.parameter.device, 0) if policy.precision == "pure-bf16" else None
+        device = self.parameters[0].device
+        rounding = StochasticRounding(device, 0) if policy.precision == "pure-bf16" else None
         home_of = MemoryHome if self._states is None else self._states.home_of
         updates = PartUpdates(self._optimizer, home_of=home_of, rounding=rounding)
-        return lambda: updates.update(self.parameter)
+
+        def run() -> None:
+            for parameter, following in zip(self.parameters, [*self.parameters[1:], None], strict=True):
+                updates.update(parameter, following)
+
+        return run
 
 
-def _parameter_like(largest: nn.Parameter, optimizer: Optimizer, *, whole: bool) -> nn.Parameter:
+def _largest_neighbours(trained: Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    """The parameter and the one after it that together have the largest parts."""
+
+    def size(place: int) -> int:
+        return sum(min(each.numel(), parts.LARGEST_PART) for each in trained[place : place + 2])
+
+    place = max(range(max(1, len(trained) - 1)), key=size)
+    return list(trained[place : place + 2])
+
+
+def _parameter_like(original: nn.Parameter, optimizer: Optimizer, *, smallest: bool) -> nn.Parameter:
     """As big as matters: a few parts where the optimizer is run on parts, else all of it; or as small as can be."""
-    shape = largest.shape if whole else torch.Size([1] * largest.dim())
-    if whole and is_elementwise(optimizer):
-        shape = torch.Size([min(largest.numel(), _PARTS * parts.LARGEST_PART)])
-    parameter = nn.Parameter(torch.full(shape, 0.5, dtype=largest.dtype, device=largest.device))
+    shape = torch.Size([1] * original.dim()) if smallest else original.shape
+    if not smallest and is_elementwise(optimizer):
+        shape = torch.Size([min(original.numel(), _PARTS * parts.LARGEST_PART)])
+    parameter = nn.Parameter(torch.full(shape, 0.5, dtype=original.dtype, device=original.device))
     parameter.grad = torch.full_like(parameter, 1e-3)
     return parameter
+
+
+def _group_of(parameter: nn.Parameter, optimizer: Optimizer) -> dict[str, Any]:
+    return next(each for each in optimizer.param_groups if any(one is parameter for one in each["params"]))
