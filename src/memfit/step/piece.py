@@ -89,8 +89,9 @@ class Piece:
     def beside_bytes(self, policy: StepPolicy, update: UpdateCost) -> int:
         """Live during every pass and not seen by its capture, see Note [The whole peak]."""
         earlier_bytes = self.gradient_bytes if policy.micro_batches * policy.accumulate > 1 else 0
+        carried_bytes = update.carried_bytes if policy.update == "inside" else 0
         scalar_bytes = _SCALAR_BYTES * (2 + policy.micro_batches)
-        return self._other_batch_bytes + update.state_bytes + earlier_bytes + scalar_bytes
+        return self._other_batch_bytes + update.state_bytes + earlier_bytes + carried_bytes + scalar_bytes
 
     def end_bytes(self, policy: StepPolicy, update: UpdateCost) -> int:
         """Live during an update that follows the last pass."""
@@ -132,7 +133,8 @@ class Piece:
     ) -> int:
         granularity_bytes = self.prepared.granularity_bytes
         if is_released(policy):
-            update_bytes = update.workspace_bytes if policy.update == "inside" else 0
+            workspace_bytes = max(0, update.workspace_bytes - update.carried_bytes)  # what is carried is used there
+            update_bytes = workspace_bytes if policy.update == "inside" else 0
             pass_bytes = peak_with_updates(
                 graph, program, workspaces, update_bytes=update_bytes, granularity_bytes=granularity_bytes
             )

@@ -36,6 +36,7 @@ class UpdateCost:
     state_bytes: int  # of the optimizer, in memory
     workspace_bytes: int  # while it runs
     time_us: float
+    carried_bytes: int = 0  # between the updates of two parameters: what is read ahead and what is written back
 
 
 def update_cost(optimizer: Optimizer, policy: StepPolicy) -> UpdateCost:
@@ -51,7 +52,12 @@ def update_cost(optimizer: Optimizer, policy: StepPolicy) -> UpdateCost:
             return UpdateCost(state_bytes=memory.state_bytes, workspace_bytes=memory.workspace_bytes, time_us=time_us)
         counter_bytes = len(trained) * small.counter_bytes() // len(small.parameters)
         state_bytes = memory.state_bytes if policy.state_tier is None else counter_bytes
-        return UpdateCost(state_bytes=state_bytes, workspace_bytes=big.workspace_bytes(), time_us=time_us)
+        return UpdateCost(
+            state_bytes=state_bytes,
+            workspace_bytes=big.workspace_bytes(),
+            time_us=time_us,
+            carried_bytes=big.carried_bytes(),
+        )
 
 
 class _StandIn:
@@ -96,10 +102,14 @@ class _StandIn:
         return min(times) * 1e6
 
     def workspace_bytes(self) -> int:
-        state = [] if self._states is not None else tensors_in(list(self._optimizer.state.values()))
-        gradients = [each.grad for each in self.parameters]
-        measured = measure_peak(self.update, resident=[self.parameters, gradients, state])
-        return measured.peak_bytes - measured.resident_bytes
+        return measure_peak(self.update, resident=()).peak_bytes
+
+    def carried_bytes(self) -> int:
+        if self._states is None or len(self.parameters) == 1:
+            return 0
+        live_bytes = measure_peak(lambda: self._update_one(*self.parameters), resident=()).live_bytes
+        self._states.settle()
+        return max(0, live_bytes[-1])
 
     def counter_bytes(self) -> int:
         """State that stays in memory when the rest is in a tier."""
@@ -110,11 +120,11 @@ class _StandIn:
         device = self.parameters[0].device
         rounding = StochasticRounding(device, 0) if policy.precision == "pure-bf16" else None
         home_of = MemoryHome if self._states is None else self._states.home_of
-        updates = PartUpdates(self._optimizer, home_of=home_of, rounding=rounding)
+        self._update_one = PartUpdates(self._optimizer, home_of=home_of, rounding=rounding).update
 
         def run() -> None:
             for parameter, following in zip(self.parameters, [*self.parameters[1:], None], strict=True):
-                updates.update(parameter, following)
+                self._update_one(parameter, following)
 
         return run
 
