@@ -85,7 +85,7 @@ with tempfile.TemporaryDirectory() as directory:
     # 2. One budget instead: the techniques are chosen, and the reasons can be read.
     chosen = make_step(budget=0.7, sample=make_batch(0), directory=directory, time_limit=5.0)
     console.print(chosen.choice.explain(), highlight=False, soft_wrap=True)
-    largest = memfit.max_batch(chosen.model, make_batch(0), "32MiB", optimizer="adamw", loss=loss)
+    largest = memfit.max_batch(chosen.model, make_batch(0), "64MiB", optimizer="adamw", loss=loss)
     console.print(f"largest batch: {largest!r}", highlight=False)
 
     # 3. Stop after three steps, go on in another step, and compare with the run that never stopped.

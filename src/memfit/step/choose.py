@@ -268,7 +268,7 @@ class _Search:
 
     def _search_s(self) -> float:
         left_s = self._wishes.time_limit_s - (time.monotonic() - self._start)
-        return min(_LONGEST_SEARCH_S, max(0.5, left_s / 2))
+        return min(_LONGEST_SEARCH_S, max(0.2, left_s / 2))
 
     # Judging
 

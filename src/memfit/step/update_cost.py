@@ -6,6 +6,8 @@ that of an element and that of a call.
 """
 
 import dataclasses
+import functools
+import itertools
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -102,14 +104,19 @@ class _StandIn:
         return min(times) * 1e6
 
     def workspace_bytes(self) -> int:
-        return measure_peak(self.update, resident=()).peak_bytes
+        peaks = [measure_peak(self.update, resident=()).peak_bytes]
+        self.parameters.reverse()  # a backward pass has an order of its own
+        return max(*peaks, measure_peak(self.update, resident=()).peak_bytes)
 
     def carried_bytes(self) -> int:
         if self._states is None or len(self.parameters) == 1:
             return 0
-        live_bytes = measure_peak(lambda: self._update_one(*self.parameters), resident=()).live_bytes
-        self._states.settle()
-        return max(0, live_bytes[-1])
+        live_bytes = []
+        for parameter, following in itertools.permutations(self.parameters, 2):
+            one = functools.partial(self._update_one, parameter, following)
+            live_bytes.append(measure_peak(one, resident=()).live_bytes[-1])
+            self._states.settle()
+        return max(0, *live_bytes)
 
     def counter_bytes(self) -> int:
         """State that stays in memory when the rest is in a tier."""
