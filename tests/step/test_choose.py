@@ -150,9 +150,10 @@ def test_state_on_disk_is_predicted(update, fixed_times, tmp_path):
     assert step.choice.peak_bytes == pytest.approx(peak_bytes, rel=0.02)
 
 
-@pytest.mark.parametrize("update", ["after", "inside"])
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("budget", [1.0, 0.7])
+@pytest.mark.parametrize(
+    ("count", "update", "budget"),
+    [(1, "after", 0.7), (1, "inside", 1.0), (1, "inside", 0.7), (2, "after", 1.0), (2, "inside", 0.7)],
+)
 def test_predicted_peaks_are_those_of_the_run(count, update, budget, fixed_times):
     batch = deep_rows()
     step = chosen(Deep(), batch, budget, micro_batches=count, update=update)

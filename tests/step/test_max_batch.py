@@ -47,9 +47,8 @@ def measured_peak(model, optimizer, batch):
     return measure_peak(step, resident=[model, optimizer, batch]).peak_bytes
 
 
-@pytest.mark.parametrize("start", [4, 3000])
-@pytest.mark.parametrize("name", CASES)
-def test_the_batch_it_names_fits_and_a_tenth_more_does_not(name, start, monkeypatch):
+@pytest.mark.parametrize(("name", "start"), [("perceptron", 4), ("perceptron", 3000), ("convolutions", 4)])
+def test_the_batch_it_names_fits_and_a_tenth_more_does_not(name, start):
     make, shape, budget = CASES[name]
     model = make()
     optimizer = torch.optim.AdamW(model.parameters())
