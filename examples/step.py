@@ -82,7 +82,13 @@ with tempfile.TemporaryDirectory() as directory:
         names = ", ".join(f"{name}={value!r}" for name, value in techniques.items() if name != "directory")
         console.print(f"{names or 'plain':42} loss {first:.4f}  peak {format_bytes(peak)}", highlight=False)
 
-    # 2. Stop after three steps, go on in another step, and compare with the run that never stopped.
+    # 2. One budget instead: the techniques are chosen, and the reasons can be read.
+    chosen = make_step(budget=0.7, sample=make_batch(0), directory=directory, time_limit=5.0)
+    console.print(chosen.choice.explain(), highlight=False, soft_wrap=True)
+    largest = memfit.max_batch(chosen.model, make_batch(0), "64MiB", optimizer="adamw", loss=loss)
+    console.print(f"largest batch: {largest!r}", highlight=False)
+
+    # 3. Stop after three steps, go on in another step, and compare with the run that never stopped.
     checkpoint = Path(directory) / "run.safetensors"
     whole, stopped = make_step(update="inside"), make_step(update="inside")
     losses = [whole(make_batch(number)) for number in range(6)]
@@ -95,7 +101,7 @@ with tempfile.TemporaryDirectory() as directory:
     same = all(torch.equal(one, other) for one, other in zip(losses[3:], again, strict=True))
     console.print(f"resumed run equals the uninterrupted one bit for bit: {same}")
 
-    # 3. Build a model without memory and fill it from a file, straight into bf16.
+    # 4. Build a model without memory and fill it from a file, straight into bf16.
     with memfit.init(dtype=torch.bfloat16, weights=False):
         model = Model()
     weights = Path(directory) / "weights.safetensors"

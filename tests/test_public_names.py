@@ -7,8 +7,10 @@ from memfit import errors
 
 PUBLIC_NAMES = [
     "TECHNIQUES",
+    "Alternative",
     "CaptureError",
     "Check",
+    "Choice",
     "Estimate",
     "ExecutionError",
     "Frontier",
@@ -18,6 +20,7 @@ PUBLIC_NAMES = [
     "InvalidInput",
     "InvalidModel",
     "InvalidSample",
+    "MaxBatch",
     "Mean",
     "MemfitError",
     "NonFiniteLoss",
@@ -33,6 +36,7 @@ PUBLIC_NAMES = [
     "frontier",
     "init",
     "load",
+    "max_batch",
     "plan",
     "plan_of",
     "profile",

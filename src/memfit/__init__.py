@@ -22,15 +22,19 @@ from memfit.plan.frontier import Frontier
 from memfit.plan.plan import Plan
 from memfit.prove.check import Check, check
 from memfit.prove.profile import Profile, profile
+from memfit.step.choice import Alternative, Choice
 from memfit.step.construct import init, load, save
 from memfit.step.losses import Mean
+from memfit.step.max_batch import MaxBatch, max_batch
 from memfit.step.policy import StepPolicy
 from memfit.step.step import Step
 
 __all__ = [
     "TECHNIQUES",
+    "Alternative",
     "CaptureError",
     "Check",
+    "Choice",
     "Estimate",
     "ExecutionError",
     "Frontier",
@@ -40,6 +44,7 @@ __all__ = [
     "InvalidInput",
     "InvalidModel",
     "InvalidSample",
+    "MaxBatch",
     "Mean",
     "MemfitError",
     "NonFiniteLoss",
@@ -55,6 +60,7 @@ __all__ = [
     "frontier",
     "init",
     "load",
+    "max_batch",
     "plan",
     "plan_of",
     "profile",

@@ -10,6 +10,7 @@ from torch import nn
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
+from memfit.capture.with_loss import WithLoss
 from memfit.errors import CaptureError, InfeasibleBudget, InvalidFile, InvalidInput, InvalidModel
 from memfit.estimate import Estimate, ParameterCount
 from memfit.execute.attach import attach, remove, removed
@@ -350,21 +351,8 @@ def _check_plan(plan: Plan, model: nn.Module) -> None:
         )
 
 
-class _WithLoss(nn.Module):
-    """A model and its loss as one module, so that the loss is part of the step."""
-
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        super().__init__()
-        self.model = model
-        self._loss = loss
-        self.training = model.training
-
-    def forward(self, batch: Any) -> torch.Tensor:
-        return self._loss(self.model, batch)
-
-
 def _captured_graph(model: nn.Module, sample: Any, loss: Loss | None, backward_from: str) -> Graph:
-    subject = model if loss is None else _WithLoss(model, loss)
+    subject = model if loss is None else WithLoss(model, loss)
     example = Sample.of(sample) if loss is None else Sample((sample,))
     with traced(subject, example, backward_from=backward_from) as joint:
         graph = lower(joint)

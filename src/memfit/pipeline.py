@@ -86,6 +86,8 @@ class Prepared:
 
     graph: Graph
     costs: Costs
+    eager: Graph  # as the plain eager run computes it
+    eager_workspace_bytes: tuple[int, ...]  # by operation of that
     optimizer: OptimizerMemory
     granularity_bytes: int
     unplanned_peak_bytes: int  # of the plain eager run
@@ -163,11 +165,18 @@ def planned_graph(joint: Joint, recipe: Recipe) -> Graph:
 
 
 def prepare(
-    model: nn.Module, joint: Joint, sample: Sample, recipe: Recipe, *, before: "Traced | None" = None
+    model: nn.Module,
+    joint: Joint,
+    sample: Sample,
+    recipe: Recipe,
+    *,
+    before: "Traced | None" = None,
+    timed: bool = True,
 ) -> Prepared:
     """Lower a traced call and measure what its operations cost.
 
-    `before` is the trace as it was, if `planned_graph` has been called since.
+    `before` is the trace as it was, if `planned_graph` has been called since. `timed=False` estimates times, so that
+    the step itself is not run.
     """
     start = time.monotonic()
     plain = before or Traced.of(joint)
@@ -179,7 +188,7 @@ def prepare(
     device = device_of(model)
     granularity = granularity_bytes(model, recipe.device)
     sized, workspaces = _with_costs(eager, device, recipe.progress, measured=measured)
-    runs_here = measured and not is_fake(model, sample)
+    runs_here = timed and measured and not is_fake(model, sample)
     fresh_us, in_place_us = _times(joint.graph_module, sized, model, sample, recipe, runs_here=runs_here)
     step_us: float | None = None
     if plain.is_rewritten_as(eager):
@@ -204,6 +213,8 @@ def prepare(
             in_place_us=[in_place_us.get(name, fresh_us.get(name, 0.0)) for name in _names(graph)],
             workspace_bytes=[workspace_by_name[name] for name in _names(graph)],
         ),
+        eager=sized_plain,
+        eager_workspace_bytes=tuple(plain_workspaces),
         optimizer=memory,
         granularity_bytes=granularity,
         unplanned_peak_bytes=unplanned.peak_bytes,

@@ -12,6 +12,7 @@ from memfit.errors import InvalidFile
 from memfit.ir import Compute, Free, Program
 from memfit.plan.frontier import Frontier, activation_fraction
 from memfit.plan.plan import Fate, Plan, Treatment, _checksum, fates_of
+from memfit.units import format_bytes
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +209,13 @@ def test_a_printed_plan_says_what_happens_where(plan):
     assert "  b: 100.00 KiB computed again" in text
     assert "(estimated)" not in text
     assert "(estimated)" in str(dataclasses.replace(plan, times_measured=False))
+
+
+def test_a_plan_explains_what_lost_and_why(plan):
+    text = plan.explain()
+    over = format_bytes(plan.unplanned_peak_bytes - plan.budget_bytes)
+    for words in (f"over the budget by {over}", "+4.0% time at best", plan.floor_operation, "were allowed: "):
+        assert words in text
 
 
 def test_a_printed_plan_that_keeps_everything_says_so():

@@ -144,6 +144,10 @@ class Plan:
         """What `other` does differently, in lines for people."""
         return "\n".join(_differences(self, other))
 
+    def explain(self) -> str:
+        """Why this plan: what was compared with it, what lost and by how much, and how the search went."""
+        return "\n".join(_reasons(self))
+
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
@@ -316,6 +320,18 @@ def _lines(plan: Plan) -> Iterator[str]:
     for module, sizes in plan.by_module(2).items():
         words = ", ".join(f"{format_bytes(size)} {treatment}" for treatment, size in sizes.items() if size)
         yield f"  {module or '(outside of modules)'}: {words}"
+
+
+def _reasons(plan: Plan) -> Iterator[str]:
+    yield from itertools.islice(_lines(plan), 2)
+    over_bytes = 0 if plan.budget_bytes is None else plan.unplanned_peak_bytes - plan.budget_bytes
+    verdict = f"over the budget by {format_bytes(over_bytes)}" if over_bytes > 0 else "fits"
+    yield f"unplanned: {format_bytes(plan.unplanned_peak_bytes)}, {verdict}"
+    yield f"any plan of these operations: at least {format_bytes(plan.floor_bytes)}, because of {plan.floor_operation}"
+    if not plan.regions:
+        yield f"any plan under the budget: {plan.lower_bound:+.1%} time at best, {plan.gap:.1%} less than this one"
+    yield f"techniques that were allowed: {', '.join(plan.allow)}"
+    yield from (f"search: {line}" for line in plan.log)
 
 
 def region_lines(plan: Plan) -> Iterator[str]:

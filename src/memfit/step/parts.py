@@ -89,7 +89,7 @@ class PartUpdates:
         rounding: StochasticRounding | None = None,
     ) -> None:
         self._optimizer = optimizer
-        self._worker = _without_parameters(optimizer)
+        self._worker = without_parameters(optimizer)
         self._home_of = home_of
         self._rounding = rounding
         self._in_slices = is_elementwise(optimizer)
@@ -175,7 +175,7 @@ def _is_short(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype is torch.bfloat16
 
 
-def _without_parameters(optimizer: Optimizer) -> Optimizer:
+def without_parameters(optimizer: Optimizer) -> Optimizer:
     """An optimizer of the same class and settings with nothing to update yet."""
     worker = object.__new__(type(optimizer))  # copies of optimizers lose what a subclass adds
     worker.__dict__.update(optimizer.__dict__)

@@ -62,6 +62,11 @@ class StepPolicy:
                 'the backward pass never has them all; use precision="bf16", or update="after"'
             )
 
+    @property
+    def is_updated_in_parts(self) -> bool:
+        """Whether the optimizer is run parameter by parameter, see Note [Parts] in `parts.py`."""
+        return self.update == "inside" or self.state_tier is not None or self.precision == "pure-bf16"
+
     def to_json(self) -> dict[str, Any]:
         """As numbers and words, for a checkpoint or a report."""
         fields: Mapping[str, Any] = dataclasses.asdict(self)

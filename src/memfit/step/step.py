@@ -17,9 +17,13 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from memfit.errors import InvalidInput, NonFiniteLoss
+from memfit.pipeline import Budget
 from memfit.step.accumulation import Accumulation, total_of
 from memfit.step.batches import Split, map_tensors, row_count, split_batch
+from memfit.step.captured_loss import CapturedLoss
 from memfit.step.checkpoint import Checkpoint, value_of, write_checkpoint
+from memfit.step.choice import Choice
+from memfit.step.choose import choose
 from memfit.step.losses import Loss, Term, Weight, check_reduction, counted, term_of
 from memfit.step.mixing import check_separable
 from memfit.step.optimizers import check_without_closure, parameters_of
@@ -28,6 +32,7 @@ from memfit.step.precision import Scaler, autocast, in_bfloat16, make_pure
 from memfit.step.random_state import random_state, set_random_state
 from memfit.step.restore import check_model, restore_model, restore_optimizer
 from memfit.step.updater import Updater
+from memfit.step.wishes import Report, Wishes
 
 
 @dataclasses.dataclass
@@ -46,6 +51,10 @@ class Step:
     `memfit.Mean(sum, count)` where samples count differently. The other keywords are those of `StepPolicy`, in whose
     place a whole `policy` can be given. All techniques leave the numbers as the plain step has them, up to the
     order of sums, except lower precisions and what `allow` names.
+
+    With a `budget` (bytes, "6GiB", or a fraction of what the plain step takes) the techniques that are not given are
+    chosen for the least predicted time a sample, when the first batch comes or at once from a `sample` batch.
+    `choice` says what was chosen, `choice.explain()` why.
     """
 
     def __init__(
@@ -55,6 +64,10 @@ class Step:
         loss: Loss,
         *,
         policy: StepPolicy | None = None,
+        budget: Budget = None,
+        sample: Any = None,
+        time_limit: float = 20.0,
+        report: Report | None = None,
         reduction: str = "mean",
         weight: Weight | None = None,
         split: Split | None = None,
@@ -62,14 +75,18 @@ class Step:
         seed: int = 0,
         **techniques: Any,
     ) -> None:
-        """`weight(batch)` counts what a mean is over; `split(batch, pieces)` cuts; `seed` is of stochastic rounding."""
+        """`weight(batch)` counts what a mean is over; `split(batch, pieces)` cuts; `seed` is of stochastic rounding.
+
+        `time_limit` is in seconds, for the searches of a choice; `report` is called with every alternative.
+        """
         check_without_closure(optimizer)
         check_reduction(reduction)
         self.model = model
         self.optimizer = optimizer
         self.loss = loss
         self.scheduler = scheduler
-        self.policy = _policy(policy, techniques)
+        self.choice: Choice | None = None  # made under a budget
+        self._wishes = None if budget is None else _wishes(budget, policy, techniques, time_limit, report)
         self.position = Position()
         self.gradient_norm: torch.Tensor | None = None  # before it was clipped, in the last update
         self._reduction = reduction
@@ -77,15 +94,38 @@ class Step:
         self._split = split or split_batch
         self._accumulation = Accumulation()
         self._device = _device_of(optimizer)
-        self._scaler = Scaler(self._device.type) if self.policy.precision == "fp16" else None
-        self._updater = Updater(model, optimizer, self.policy, self._device, seed)
-        if self.policy.precision == "pure-bf16":
-            make_pure(model, optimizer)
+        self._seed = seed
+        self._captured: CapturedLoss | None = None
+        self._use(_policy(policy, techniques) if self._wishes is None else self._wishes.policy())
+        if sample is not None:
+            self.choose(sample)
+
+    def _use(self, policy: StepPolicy) -> None:
+        self.policy = policy
+        self._scaler = Scaler(self._device.type) if policy.precision == "fp16" else None
+        model = self.model if self._captured is None else self._captured.subject
+        self._updater = Updater(model, self.optimizer, policy, self._device, self._seed)
+        if policy.precision == "pure-bf16":
+            make_pure(self.model, self.optimizer)
+
+    def choose(self, batch: Any) -> Choice:
+        """Choose the techniques for batches like this one under the budget, if that has not been done."""
+        if self._wishes is None:
+            raise InvalidInput('nothing is chosen without a budget; give one, for example budget="6GiB"')
+        if self.choice is None:
+            choice, subject = choose(self.model, self.optimizer, self.loss, batch, self._wishes, split=self._split)
+            if choice.plan is not None:
+                self._captured = CapturedLoss(subject, self.loss, choice.plan)
+            self._use(choice.policy)
+            self.choice = choice
+        return self.choice
 
     # Running
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """Run one batch; every `accumulate` batches the parameters are updated."""
+        if self._wishes is not None:
+            self.choose(batch)
         if self.policy.micro_batches * self.policy.accumulate > 1 and "batch-statistics" not in self.policy.allow:
             check_separable(self.model)
         ends = self._accumulation.batches + 1 == self.policy.accumulate
@@ -191,7 +231,8 @@ class Step:
         if self.policy.precision == "pure-bf16":
             piece = map_tensors(in_bfloat16, piece)
         with autocast(self.policy.precision, self._device.type):
-            term = term_of(self.loss(self.model, piece), self._reduction, weight)
+            returned = self.loss(self.model, piece) if self._captured is None else self._captured(piece)
+            term = term_of(returned, self._reduction, weight)
         if not bool(torch.isfinite(term.value.detach())):
             number = self.position.updates + self.position.skipped + 1
             raise NonFiniteLoss(
@@ -274,6 +315,23 @@ def _policy(policy: StepPolicy | None, techniques: dict[str, Any]) -> StepPolicy
     if policy is not None and techniques:
         raise InvalidInput(f"a policy and {', '.join(techniques)} were given; put everything into the policy")
     return policy or StepPolicy(**techniques)
+
+
+def _wishes(
+    budget: Budget, policy: StepPolicy | None, techniques: dict[str, Any], time_limit: float, report: Report | None
+) -> Wishes:
+    if policy is not None:
+        raise InvalidInput("a policy and a budget were given; give what is fixed as keywords, the rest is chosen")
+    fixed = dict(techniques)
+    allow = fixed.pop("allow", ())
+    return Wishes(
+        budget=budget,
+        allow=(allow,) if isinstance(allow, str) else tuple(allow),
+        directory=fixed.pop("directory", None),
+        fixed=fixed,
+        time_limit_s=time_limit,
+        report=report,
+    )
 
 
 def _device_of(optimizer: Optimizer) -> torch.device:

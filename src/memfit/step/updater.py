@@ -31,16 +31,12 @@ class Updater:
         self.rounding = StochasticRounding(device, seed) if policy.precision == "pure-bf16" else None
         self._in_parts: PartUpdates | None = None
         self._inside: InsideBackward | None = None
-        if self.rounding or policy.state_tier or policy.update == "inside":
-            check_in_parts(optimizer, _technique(policy), policy.allow)
-        if policy.state_tier:
-            check_movable(optimizer)
-        self._states = _make_tier(policy, device)
-        if self.rounding or self._states or policy.update == "inside":
+        check_updates(model, optimizer, policy)
+        self._states = make_tier(policy, device)
+        if policy.is_updated_in_parts:
             home_of = MemoryHome if self._states is None else self._states.home_of
             self._in_parts = PartUpdates(optimizer, home_of=home_of, rounding=self.rounding)
         if policy.update == "inside" and self._in_parts:
-            check_gradients_stay_here(model)
             self._inside = InsideBackward(model, self._in_parts.update)
 
     def allocate(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -86,7 +82,18 @@ class Updater:
             self._states.tier.close()
 
 
-def _make_tier(policy: StepPolicy, device: torch.device) -> TieredState | None:
+def check_updates(model: nn.Module, optimizer: Optimizer, policy: StepPolicy) -> None:
+    """Refuse a way to update that would give other numbers, or that the state cannot go."""
+    if policy.is_updated_in_parts:
+        check_in_parts(optimizer, _technique(policy), policy.allow)
+    if policy.state_tier:
+        check_movable(optimizer)
+    if policy.update == "inside":
+        check_gradients_stay_here(model)
+
+
+def make_tier(policy: StepPolicy, device: torch.device) -> TieredState | None:
+    """Where the optimizer's state lives, if not beside the parameters."""
     if policy.state_tier == "host":
         if device.type == "cpu":
             raise InvalidInput(

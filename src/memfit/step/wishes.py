@@ -1,0 +1,45 @@
+"""What a choice of techniques is free to do."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from memfit.errors import InvalidBudget, InvalidInput
+from memfit.pipeline import EXACT, TECHNIQUES, Budget, Recipe, check_budget
+from memfit.step.choice import Alternative
+from memfit.step.policy import PERMISSIONS, StepPolicy
+
+AUTOCASTS = {"bf16": "autocast to bf16: rounds", "fp16": "autocast to fp16 with a scaler: rounds"}
+Report = Callable[[Alternative], None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wishes:
+    """What a choice is free to do."""
+
+    budget: Budget
+    fixed: Mapping[str, Any]  # techniques of a policy that are not to be chosen
+    allow: tuple[str, ...]  # of `PERMISSIONS`, `TECHNIQUES` and `AUTOCASTS`
+    directory: Any = None  # of a disk tier; None: no disk
+    time_limit_s: float = 20.0
+    report: Report | None = None
+
+    def __post_init__(self) -> None:
+        check_budget(self.budget)
+        if self.budget in (None, "smallest"):
+            raise InvalidBudget(f'the budget of a step is bytes, "6GiB" or a fraction, {self.budget!r} was given')
+        known = PERMISSIONS | TECHNIQUES | AUTOCASTS
+        unknown = [each for each in self.allow if each not in known]
+        if unknown:
+            meanings = "; ".join(f"{name!r} ({meaning})" for name, meaning in known.items())
+            raise InvalidInput(f"allow is a tuple of names, {unknown[0]!r} is not known; known are {meanings}")
+
+    def policy(self, **chosen: Any) -> StepPolicy:
+        permissions = tuple(each for each in self.allow if each in PERMISSIONS)
+        directory = self.directory if {**self.fixed, **chosen}.get("state_tier") == "disk" else None
+        return StepPolicy(**{**self.fixed, **chosen, "allow": permissions, "directory": directory})
+
+    @property
+    def recipe(self) -> Recipe:
+        """Of the plans."""
+        return Recipe(allow=tuple(dict.fromkeys((*EXACT, *(each for each in self.allow if each in TECHNIQUES)))))
