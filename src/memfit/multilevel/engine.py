@@ -19,10 +19,11 @@ from memfit.multilevel.openness import Openness
 from memfit.multilevel.problems import Problem
 from memfit.multilevel.ranks import Ranks
 from memfit.multilevel.records import Snapshot
-from memfit.multilevel.saving import generators_now, load_state, save_state, set_generators
+from memfit.multilevel.saving import load_state, save_state
 from memfit.multilevel.steps import make_step
 from memfit.multilevel.stopping import EarlyStopping
 from memfit.multilevel.updates import check_gradient_is_complete
+from memfit.step.random_state import random_state, set_random_state
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +148,7 @@ class Engine:
                 for problem, flags in self.ready.items()
             },
             "stopping": self.stopping.state_dict(),
-            "generators": generators_now(),
+            "generators": random_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -163,7 +164,7 @@ class Engine:
             for lower in problem.lowers:
                 self.ready[problem][lower] = state["ready"][problem.name][lower.name]
         self.stopping.load_state_dict(state["stopping"])
-        set_generators(state["generators"])
+        set_random_state(state["generators"])
 
     def _advance(self, problem: Problem) -> None:
         """A step of a problem whose lowers are ready, and of those above if its inner loop is complete."""

@@ -1,8 +1,6 @@
 """An engine's state in one file: tensors as safetensors, the rest as JSON in its header."""
 
 import json
-import random
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,25 +73,3 @@ def _put_together(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if kind == "tuple":
         return tuple(_put_together(each, tensors) for each in content)
     return {_put_together(key, tensors): _put_together(each, tensors) for key, each in content}
-
-
-def generators_now() -> dict[str, Any]:
-    """States of torch's, Python's and (where it is used) numpy's generators."""
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    if "numpy" in sys.modules:
-        name, keys, *rest = sys.modules["numpy"].random.get_state()
-        state["numpy"] = (name, torch.from_numpy(keys.astype("int64")), *rest)
-    return state
-
-
-def set_generators(state: dict[str, Any]) -> None:
-    """Put generators back to states that `generators_now` gave."""
-    torch.set_rng_state(state["torch"])
-    random.setstate(state["python"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
-    if "numpy" in state and "numpy" in sys.modules:
-        name, keys, *rest = state["numpy"]
-        sys.modules["numpy"].random.set_state((name, keys.numpy().astype("uint32"), *rest))

@@ -16,6 +16,7 @@ from memfit.errors import InvalidInput
 from memfit.execute.attach import remove, removed
 from memfit.pipeline import EXACT
 from memfit.plan.plan import Plan
+from memfit.tensors import same_bits
 
 _ROUNDED_DIFFERENTLY = 1e-6  # what a technique that only sums in another order may change, relative
 
@@ -107,16 +108,12 @@ def _difference(eager: torch.Tensor | None, planned: torch.Tensor | None) -> flo
     """None if equal bit for bit, NaN where NaN is; infinite if one is missing or of another kind."""
     if eager is None or planned is None or (eager.shape, eager.dtype) != (planned.shape, planned.dtype):
         return math.inf
-    if _same_bits(eager, planned):
+    if same_bits(eager, planned):
         return None
     ones, others = eager.double(), planned.double()
     largest = float(ones.abs().nan_to_num().max())
     difference = float((ones - others).abs().nan_to_num(nan=math.inf).max())
     return difference / largest if largest else difference
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)))
 
 
 def _verdict(check: Check) -> str:
