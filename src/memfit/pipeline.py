@@ -332,13 +332,14 @@ def solve(planner: Planner, prepared: Prepared, recipe: Recipe) -> tuple[Solutio
 
 
 def _smallest(planner: Planner, prepared: Prepared, recipe: Recipe) -> tuple[Solution, int]:
-    """The lowest peak that can be found, in half of the time, and then the fastest plan of that peak."""
+    """The lowest peak that can be found, in half of the time, and then the fastest plan of that peak in the rest."""
+    end = time.monotonic() + recipe.time_limit_s
     lowest = planner.smallest(time_limit_s=recipe.time_limit_s / 2)
     simulated_bytes = prepared.peak_bytes(program_of(planner.problem, lowest.expansion))
     limit = max(simulated_bytes, lowest.expansion.peak_bytes)  # the search counts small values a little longer
     planner.found.append(lowest.expansion)  # a start for the search
     try:
-        return planner.solve(limit, time_limit_s=recipe.time_limit_s / 2, report=recipe.report), limit
+        return planner.solve(limit, time_limit_s=end - time.monotonic(), report=recipe.report), limit
     except InfeasibleBudget:  # what was asked for by hand has no plan under the unplanned peak
         return lowest, limit
 

@@ -7,8 +7,8 @@ from typing import Any
 from handmade import KIB, Case, Layer, Step, training
 
 from memfit.ir import Graph, Program
+from memfit.plan.choice import everything_kept
 from memfit.plan.expand import Expander, program_of
-from memfit.plan.greedy import everything_kept
 from memfit.plan.plan import Plan, fates_of
 
 SIZE = 100 * KIB

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memfit.ir import Compute, Free, Graph, Instruction, Kind, Phase, Program
+from memfit.plan.choice import everything_kept
 from memfit.plan.expand import Expander, Expansion, expand, program_of
-from memfit.plan.greedy import everything_kept
 from memfit.plan.identity import identity_program
 from memfit.plan.simulate import simulate
 

@@ -5,8 +5,9 @@ from handmade import KIB, Case, Features, Layer, Step, training, trainings
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memfit.plan.choice import everything_kept
 from memfit.plan.expand import Expansion, expand
-from memfit.plan.greedy import everything_kept, greedy
+from memfit.plan.greedy import greedy
 
 A = 100 * KIB
 MODELS = trainings(Features(most_layers=5, several_outputs=True, workspaces=True, in_place=True))

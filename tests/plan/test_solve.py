@@ -165,9 +165,6 @@ def test_where_working_in_place_is_faster_no_slower_schedule_is_below_the_bound(
         assert solution.bound_us <= max(0.0, schedules.least_extra_us(budget_bytes)) + 1e-6
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a value is not made again only so that an operation that is faster in place can be so"
-)
 def test_so_they_are_where_working_in_place_is_faster() -> None:
     case = training(
         {"a": 5 * A, "out": 5 * A},
@@ -383,4 +380,4 @@ def test_no_plan_is_below_the_bound_of_a_search_that_has_not_begun() -> None:
     planner = Planner(Problem(graph, dataclasses.replace(case.costs, in_place_us=in_place_us)))
     solution = planner.solve(planner.unplanned.peak_bytes - A, time_limit_s=2.0)
     search = _Search(planner, planner.unplanned.peak_bytes, 1.0, None)
-    assert search._least_us() <= planner.unplanned.extra_us <= solution.expansion.extra_us
+    assert search._least_us() <= planner.unplanned.extra_us + 1e-9 <= solution.expansion.extra_us + 2e-9

@@ -6,34 +6,15 @@ their next use after it. What it looks at is the area over the budget: single mo
 stick. Its plans are 1.5 to 3 times as slow as those of the staged program, and are there in an instant.
 """
 
-import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+from memfit.plan.choice import Choice, everything_kept
 from memfit.plan.expand import Expander, Expansion
 from memfit.plan.problem import Problem, Way, numbers
 
 _MOST_ROUNDS = 1000
-
-
-def everything_kept(problem: Problem) -> list[int]:
-    """By backward turn: what it and later turns read. Nothing is made again."""
-    wanted = [0] * len(problem.backward)
-    reads = 0
-    for place in range(len(wanted) - 1, -1, -1):
-        reads |= problem.backward[place].ways[0].needs
-        wanted[place] = reads
-    return wanted
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Choice:
-    """What an expansion is made from, see `Expander.expand`."""
-
-    wanted: Sequence[int]
-    made_early: Mapping[int, int]
-    chosen: Mapping[int, int]
 
 
 def greedy(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import highspy
 import numpy as np
@@ -58,8 +58,9 @@ class LinearProgram:
         relaxed: bool = False,
         start: Sequence[float] | None = None,
         gap: float = 0.0,
+        is_over: Callable[[], bool] | None = None,
     ) -> Answer:
-        """Deterministic but for where the time limit falls. `start` is a point to begin from."""
+        """Deterministic but for where the time limit falls. `start` is where to begin; `is_over` ends it early."""
         if not self._costs:  # nothing to decide: HiGHS calls that an empty model, whatever the rows say
             holds = all(lower <= 0.0 <= upper for lower, upper in zip(self._lower, self._upper, strict=True))
             return Answer([], 0.0, 0.0) if holds else Answer(None, math.inf, math.inf)
@@ -72,6 +73,8 @@ class LinearProgram:
             ("mip_rel_gap", gap),
         ):
             solver.setOptionValue(option, value)
+        if is_over is not None:
+            solver.cbMipInterrupt += lambda event: event.interrupt() if is_over() else None
         solver.passModel(self._model(relaxed))
         if start is not None and not relaxed:
             solution = highspy.HighsSolution()

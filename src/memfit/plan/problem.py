@@ -94,10 +94,23 @@ class Problem:
         self.gain_in_place_us = sum(
             max(way.time_us - way.least_us for way in turn.ways) for turn in (*self.forward, *self.backward)
         )
+        self.kept_from_us = dict(self._kept_from())
         self.own_time_us = sum(
             (costs.time_us if operation.overwrites is None else costs.in_place_us)[index]
             for index, operation in enumerate(graph.operations)
         )
+
+    @property
+    def least_own_us(self) -> float:
+        """What all turns take beyond the eager run if each goes its first way and may overwrite what it can.
+
+        What is kept costs its turn of the forward pass `kept_from_us`; those of the backward pass are at their best.
+        """
+        forward_us = sum(turn.ways[0].time_us for turn in self.forward) - sum(self.kept_from_us.values())
+        backward_us = sum(
+            turn.ways[0].time_us - max(way.time_us - way.least_us for way in turn.ways) for turn in self.backward
+        )
+        return forward_us + backward_us - self.own_time_us
 
     def size_of(self, values: int) -> int:
         return sum(self.sizes[number] for number in numbers(values))
@@ -210,6 +223,14 @@ class Problem:
             if storage in self.graph.written_back:
                 read[number] = len(self.forward) - 1
         return made, read
+
+    def _kept_from(self) -> Iterator[tuple[int, float]]:
+        """By value that the last forward turn to read it could write over: what that turn takes more if it is kept."""
+        for place, turn in enumerate(self.forward):
+            way = turn.ways[0]
+            for number in numbers(way.overwrites):
+                if self.last_read[number] == place:
+                    yield number, way.time_us - way.in_place_us
 
 
 def numbers(values: int) -> Iterator[int]:

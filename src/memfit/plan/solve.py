@@ -1,10 +1,13 @@
 """Find the fastest schedule under a budget, and say how far from the best possible it can be.
 
 1. A greedy plan, there in an instant (`plan/greedy.py`).
-2. The staged program on a few stages gives a bound that no schedule can be below, and a schedule that is
-   exact at the stages' first turns. Walking it shows where it is over the budget in between; the stages
-   are cut there, and the program is solved again, from the best plan so far (`plan/staged.py`).
-3. It ends when the gap between plan and bound is small, when nothing is left to cut, or when time is up.
+2. The staged program on a few stages gives a schedule that is exact at the stages' first turns. Walking it shows
+   where it is over the budget in between; the stages are cut there, and the program is solved again, from the
+   best plan so far (`plan/staged.py`). Beside it, the same program gives a bound that no schedule can be below
+   (`plan/bounding.py`).
+3. Where an answer is over the budget inside some stages, those are planned again turn by turn, between what it
+   wants before and after them; then window after window of the best plan is (`plan/windows.py`).
+4. It ends when the gap between plan and bound is small, when nothing is left to try, or when time is up.
 
 Same input, same plan: work is limited by counts, and by the clock only when `time_limit_s` runs out.
 """
@@ -16,24 +19,30 @@ import time
 from collections.abc import Callable, Iterator
 
 from memfit.errors import InfeasibleBudget
+from memfit.plan.bounding import Bounding
+from memfit.plan.choice import Choice, everything_kept, with_answer
 from memfit.plan.expand import Expander, Expansion
-from memfit.plan.greedy import Choice, everything_kept, greedy
+from memfit.plan.greedy import greedy
 from memfit.plan.links import Links
 from memfit.plan.problem import Problem
 from memfit.plan.staged import StagedAnswer, StagedProgram
+from memfit.plan.windows import Windows
 from memfit.units import format_bytes
 
 log = logging.getLogger(__name__)
 
-_FIRST_STAGES = 6
+_FIRST_STAGES = 12
 _LEAST_GREEDY_S = 5.0  # for a first plan, even if no time is given
 _LEAST_REPAIR_S = 2.0  # for an answer that comes when time is up
 _MOST_ROUNDS = 30
 _CLOSE_ENOUGH = 0.02  # of the bound, plus a tenth of a point of the step's time: then the search ends
-_LONGEST_SOLVE_S = 3.0
-_SMALL_PROGRAM = 600  # stages times ways: below, every round's bound holds for all schedules
+_LONGEST_SOLVE_S = 1.5
+_ROUND_GAP = 0.03  # of an answer that is cut again anyway
+_LONGEST_FIT_S = 1.0  # an answer that is over the budget here and there
+_IMPROVING_SHARE = 0.25  # of the time: for windows of the best plan
+_SMALL_PROGRAM = 600  # stages times ways: below, no horizon is needed
 _CLOSE_TO_SMALLEST = 0.015  # of the room above the floor: then no smaller budget is tried
-_HORIZON_SHARE = 0.2  # of the forward pass: how far back a stage may start making values again
+_HORIZON_SHARE = 0.1  # of the forward pass: how far back a stage may start making values again
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -147,10 +156,12 @@ class _Search:
         self._budget_bytes = budget_bytes
         self._start = time.monotonic()
         self._end = self._start + time_limit_s
+        self._end_of_rounds = self._end - _IMPROVING_SHARE * time_limit_s
         self._report = report
         self._any_will_do = any_will_do
         self._best: Expansion | None = None
-        self._bound_us = self._least_us()
+        self._known_bound_us = self._least_us()
+        self._bounding: Bounding | None = None
         self._log: list[str] = []
         self._stages: set[int] = set()
         self._forward_rows: set[int] = set()
@@ -166,6 +177,9 @@ class _Search:
             if self._best is None:
                 raise
             self._say("interrupted: the best plan so far")
+        finally:
+            if self._bounding is not None:
+                self._bounding.stop()
         if self._best is None:
             return None
         return Solution(
@@ -190,22 +204,53 @@ class _Search:
             "greedy",
         )
         self._first_stages()
-        for round_number in range(_MOST_ROUNDS):
-            if self._is_done() or not self._round(round_number):
+        for _ in range(_MOST_ROUNDS):
+            if self._is_done() or not self._round():
                 break
+            if self._best is not None and time.monotonic() > self._end_of_rounds:
+                break
+        if self._best is not None and not self._is_done():
+            for better in self._windows(self._end).improved(self._best):
+                self._take(better, "a window planned again")
+                if self._is_done():
+                    break
+        if self._bounding is not None and self._best is not None and not self._is_done():
+            self._bounding.wait()
 
     def _first_stages(self) -> None:
         count = len(self._problem.backward)
         peaks = self._planner.unplanned.peaks
-        self._stages = {0, max(range(count), key=lambda place: peaks[place])}
-        self._stages |= {count * part // _FIRST_STAGES for part in range(_FIRST_STAGES)}
+        worst = max(range(count), key=lambda place: peaks[place])
+        self._stages = {0, worst, *(count * part // _FIRST_STAGES for part in range(_FIRST_STAGES))}
+        if not self._any_will_do and not self._is_small and time.monotonic() < self._end:
+            planner = self._planner
+            self._bounding = Bounding(
+                planner.links,
+                self._budget_bytes,
+                kept=planner.kept,
+                dropped=planner.dropped,
+                worst=worst,
+                end=self._end,
+            ).start()
 
-    def _round(self, round_number: int) -> bool:
+    @property
+    def _is_small(self) -> bool:
+        """Whether every round can do without a horizon, so that its bound holds for all schedules."""
+        return len(self._stages) * len(self._planner.links.all) < _SMALL_PROGRAM
+
+    @property
+    def _bound_us(self) -> float:
+        """No schedule adds less, as far as is known."""
+        if self._bounding is None:
+            return self._known_bound_us
+        return max(self._known_bound_us, self._bounding.bound_us + self._problem.least_own_us)
+
+    def _round(self) -> bool:
         """Solve, walk, cut. False: nothing more to learn."""
-        bounding = round_number == 0 or len(self._stages) * len(self._planner.links.all) < _SMALL_PROGRAM
-        answer, bound_us = self._solve_stages(bounding)
-        if bounding and not self._margins:
-            self._bound_us = max(self._bound_us, bound_us + self._least_own_us())
+        is_small = self._is_small
+        answer, bound_us = self._solve_stages(is_small)
+        if is_small and not self._margins:
+            self._known_bound_us = max(self._known_bound_us, bound_us + self._problem.least_own_us)
         if answer is None:
             return False
         expansion = self._tried(answer)
@@ -213,16 +258,11 @@ class _Search:
             return False
         return self._cut(expansion)
 
-    def _least_own_us(self) -> float:
-        """What all turns take beyond the eager run if they go their first way: less, where that works in place."""
-        first_us = sum(turn.ways[0].time_us for turn in (*self._problem.forward, *self._problem.backward))
-        return first_us - self._problem.own_time_us - self._problem.gain_in_place_us
-
     def _least_us(self) -> float:
-        """The same for the fastest way of every turn."""
-        turns = (*self._problem.forward, *self._problem.backward)
-        gains = (turn.ways[0].time_us - min(way.time_us for way in turn.ways) for turn in turns)
-        return self._least_own_us() - sum(gains)
+        """What no plan is below at any budget: every turn the fastest way, and kept or overwritten as is better."""
+        gains = (turn.ways[0].time_us - min(way.time_us for way in turn.ways) for turn in self._problem.backward)
+        kept_us = sum(min(0.0, kept_us) for kept_us in self._problem.kept_from_us.values())
+        return self._problem.least_own_us + kept_us - sum(gains)
 
     def _tried(self, answer: StagedAnswer) -> Expansion:
         """Walk an answer; if it is over the budget, repair what is by dropping more."""
@@ -240,10 +280,29 @@ class _Search:
                 end=max(self._end, time.monotonic() + _LEAST_REPAIR_S),
             )
             self._take(repaired, f"{len(self._stages)} stages, repaired")
+            fitted = self._windows(time.monotonic() + _LONGEST_FIT_S).fitted(expansion, sorted(self._stages))
+            if fitted is not None:
+                self._take(fitted, f"{len(self._stages)} stages, fitted")
         return expansion
 
-    def _solve_stages(self, bounding: bool) -> tuple[StagedAnswer | None, float]:
-        horizon = None if bounding else int(2 * _HORIZON_SHARE * len(self._problem.forward))
+    def _windows(self, end: float) -> Windows:
+        planner = self._planner
+        return Windows(
+            links=planner.links,
+            expander=planner.expander,
+            budget_bytes=self._budget_bytes,
+            kept=planner.kept,
+            dropped=planner.dropped,
+            horizon=self._horizon,
+            end=end,
+        )
+
+    @property
+    def _horizon(self) -> int:
+        """How many ranks back a run may be."""
+        return int(2 * _HORIZON_SHARE * len(self._problem.forward))
+
+    def _solve_stages(self, is_small: bool) -> tuple[StagedAnswer | None, float]:
         program = StagedProgram(
             self._planner.links,
             budget_bytes=self._budget_bytes,
@@ -253,13 +312,13 @@ class _Search:
             margins=self._margins,
             kept=self._planner.kept,
             dropped=self._planner.dropped,
-            horizon=horizon,
+            horizon=None if is_small else self._horizon,
         )
         remaining_s = self._end - time.monotonic()
         answer, bound_us = program.solve(
             time_limit_s=min(remaining_s, _LONGEST_SOLVE_S),
-            gap=_CLOSE_ENOUGH / 2,
-            start=None if bounding else self._best,
+            gap=_ROUND_GAP,
+            start=None if is_small else self._best,
         )
         self._say(
             f"{len(self._stages)} stages, {program.size[0]} variables: "
@@ -269,14 +328,8 @@ class _Search:
         return answer, bound_us
 
     def _choice(self, answer: StagedAnswer) -> Choice:
-        stages = [*sorted(self._stages), len(self._problem.backward)]
-        wanted = [0] * len(self._problem.backward)
-        for number, (live, made) in enumerate(zip(answer.live, answer.made, strict=True)):
-            for place in range(stages[number], stages[number + 1]):
-                wanted[place] = live | made
-            wanted[stages[number]] = live
-        made_early = {stage - 1: live for stage, live in zip(sorted(self._stages)[1:], answer.live[1:], strict=True)}
-        return Choice(wanted, made_early, answer.chosen)
+        count = len(self._problem.backward)
+        return with_answer(Choice([0] * count, {}, {}), sorted(self._stages), count, answer)
 
     def _cut(self, expansion: Expansion) -> bool:
         """Cut stages and add rows at the worst turn of every stretch that is over the budget."""

@@ -16,7 +16,7 @@ schedule from below. A solution is an exact schedule only where the stages are f
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from memfit.plan.expand import Expansion
 from memfit.plan.linear import Answer, LinearProgram
@@ -36,8 +36,17 @@ class StagedAnswer:
     chosen: Mapping[int, int]  # by turn that has several ways: the number of the way it goes
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Window:
+    """A part of the backward pass, planned by itself between what is fixed."""
+
+    end: int  # the turn after its last one
+    before: int | None  # values there may be when it begins; None: it begins the pass, and that is to be chosen
+    after: int  # values that must be there when it ends
+
+
 class StagedProgram:
-    """One linear program for given stages, budget and margins."""
+    """One linear program for given stages, budget and margins; of the whole backward pass or of a window of it."""
 
     def __init__(
         self,
@@ -51,9 +60,11 @@ class StagedProgram:
         kept: int = 0,
         dropped: int = 0,
         horizon: int | None = None,
+        window: Window | None = None,
     ) -> None:
         self._links = links
         self._problem = links.problem
+        self._window = window or Window(len(links.problem.backward), None, 0)
         self._budget_bytes = budget_bytes
         self._stages = sorted(stages)
         self._margins = margins or {}
@@ -66,6 +77,7 @@ class StagedProgram:
         self._chosen: dict[tuple[int, int], int] = {}  # (turn, number of way) to variable
         self._held: list[dict[int, int]] = []  # by stage: value to the variable that says it lives through it
         self._any: dict[int, list[int]] = {}  # a variable to those it is 1 with
+        self._both: dict[int, tuple[int, int]] = {}  # a variable to the two it is 1 with
         self._build()
         for turn in forward_rows:
             self._forward_row(turn)
@@ -77,16 +89,24 @@ class StagedProgram:
         return self.program.size
 
     def solve(
-        self, *, time_limit_s: float, gap: float = 0.0, start: Expansion | None = None
+        self,
+        *,
+        time_limit_s: float,
+        gap: float = 0.0,
+        start: Expansion | None = None,
+        is_over: Callable[[], bool] | None = None,
     ) -> tuple[StagedAnswer | None, float]:
         """The best schedule found and the bound on all of them, in microseconds. `start` is a schedule that fits."""
         point = None if start is None else self._point(start)
-        answer = self.program.solve(time_limit_s=time_limit_s, gap=gap, start=point)
+        answer = self.program.solve(time_limit_s=time_limit_s, gap=gap, start=point, is_over=is_over)
         return (None if answer.values is None else self._read(answer)), answer.bound
 
     def _point(self, expansion: Expansion) -> list[float]:
         """A schedule as values of the variables."""
         point = [0.0] * self.program.size[0]
+        for required in self._live[len(self._stages) :]:
+            for variable in required.values():
+                point[variable] = 1.0
         for stage in range(len(self._stages)):
             ran = {way.operation for place in self._turns(stage) for way in expansion.backward[place]}
             for number, variable in self._live[stage].items():
@@ -94,7 +114,7 @@ class StagedProgram:
             for link, variable in self._runs[stage]:
                 point[variable] = float(link.own in ran)
             for number, variable in self._held[stage].items():
-                wanted = point[self._live[stage + 1][number]]
+                wanted = point[self._after(stage)[number]]
                 made = max((point[each] for each in self._makes[stage].get(number, ())), default=0.0)
                 point[variable] = max(0.0, wanted - made)
         for (place, index), variable in self._chosen.items():
@@ -102,26 +122,43 @@ class StagedProgram:
             point[variable] = float(expansion.backward[place][-1].operation == way.operation)
         for total, variables in self._any.items():
             point[total] = max(point[each] for each in variables)
+        for both, (one, other) in self._both.items():
+            point[both] = min(point[one], point[other])
         return point
 
     def _build(self) -> None:
         useful = self._useful()
         for stage in range(len(self._stages)):
             self._add_variables(stage, useful[stage])
+        if self._window.after:
+            self._live.append(self._required(self._window.after & self._links.values))
         for stage in range(len(self._stages)):
             self._need_rows(stage)
             self._input_rows(stage)
             self._carry_rows(stage)
             self._memory_rows(stage)
+        for stage in range(len(self._live) - 1 if self._horizon is not None else 0):
+            self._fresh_rows(stage)
+
+    def _required(self, values: int) -> dict[int, int]:
+        """Variables of values that must be there."""
+        required = {number: self.program.variable() for number in numbers(values)}
+        for variable in required.values():
+            self.program.at_least({variable: 1.0}, 1.0)
+        return required
+
+    def _after(self, stage: int) -> dict[int, int]:
+        """The variables of what lives when a stage is over."""
+        return self._live[stage + 1] if stage + 1 < len(self._live) else {}
 
     def _turns(self, stage: int) -> range:
-        end = self._stages[stage + 1] if stage + 1 < len(self._stages) else len(self._problem.backward)
+        end = self._stages[stage + 1] if stage + 1 < len(self._stages) else self._window.end
         return range(self._stages[stage], end)
 
     def _useful(self) -> list[int]:
         """By stage: values that a turn from then on reads, or that help to make one."""
         useful = [0] * len(self._stages)
-        reads = 0
+        reads = self._window.after
         for stage in range(len(self._stages) - 1, -1, -1):
             for turn in self._turns(stage):
                 for way in self._problem.backward[turn].ways:
@@ -142,21 +179,25 @@ class StagedProgram:
 
     def _add_variables(self, stage: int, useful: int) -> None:
         program, problem = self.program, self._problem
-        reads = 0
-        for turn in problem.backward[self._stages[stage] :]:
+        reads = self._window.after
+        for turn in problem.backward[self._stages[stage] : self._window.end]:
             reads |= turn.ways[0].needs
+        begins = stage == 0 and self._window.before is None
+        possible = useful & self._links.values
+        if stage == 0 and self._window.before is not None:
+            possible &= self._window.before
         live = {}
-        for number in numbers(useful & self._links.values):
+        for number in numbers(possible):
             packer = problem.packers.get(number)
-            live[number] = program.variable(packer.time_us if packer and stage == 0 else 0.0)
+            kept_us = packer.time_us if packer else problem.kept_from_us.get(number, 0.0)
+            live[number] = program.variable(kept_us if begins else 0.0)
             if (self._kept & reads) >> number & 1:
                 program.at_least({live[number]: 1.0}, 1.0)
-            if self._dropped >> number & 1 and stage == 0:
+            if self._dropped >> number & 1 and begins:
                 program.at_most({live[number]: 1.0}, 0.0)
         self._live.append(live)
-        read_here = 0 if self._horizon is None else self._reads(self._turns(stage))
         runs = [
-            (link, program.variable(link.fresh_us if link.overwrites & read_here else link.time_us))
+            (link, program.variable(link.fresh_us if self._is_read_in(stage, link) else link.time_us))
             for link in self._runnable(stage)
         ]
         makes: dict[int, list[int]] = {}
@@ -166,13 +207,19 @@ class StagedProgram:
         self._runs.append(runs)
         self._makes.append(makes)
 
+    def _is_read_in(self, stage: int, link: Link) -> bool:
+        """Whether a turn of the stage reads what a run of it would write over; a bound need not know."""
+        return self._horizon is not None and bool(link.overwrites & self._reads(self._turns(stage)))
+
     def _runnable(self, stage: int) -> list[Link]:
         """Ways that can help the turns from a stage on; with a horizon, those not too far before what is read soon."""
         if self._horizon is None:
-            reachable = self._ancestors(self._reads(range(self._stages[stage], len(self._problem.backward))))
+            reads = self._window.after | self._reads(range(self._stages[stage], self._window.end))
+            reachable = self._ancestors(reads)
             return [link for link in self._links.all if link.makes & reachable]
         own = self._reads(self._turns(stage))
-        soon = own | self._reads(self._turns(stage + 1) if stage + 1 < len(self._stages) else range(0))
+        is_last = stage + 1 == len(self._stages)
+        soon = own | (self._window.after if is_last else self._reads(self._turns(stage + 1)))
         reachable = self._ancestors(soon)
         links = [link for link in self._links.all if link.makes & reachable]
         first = min((link.rank for link in links if link.makes & soon), default=0)
@@ -221,10 +268,18 @@ class StagedProgram:
                 self.program.at_least(self._there(stage, number) | {variable: -1.0}, 0.0)
 
     def _carry_rows(self, stage: int) -> None:
-        if stage + 1 == len(self._stages):
-            return
-        for number, variable in self._live[stage + 1].items():
+        for number, variable in self._after(stage).items():
             self.program.at_least(self._there(stage, number) | {variable: -1.0}, 0.0)
+
+    def _fresh_rows(self, stage: int) -> None:
+        """A run that would write over what lives on after the stage takes new memory instead."""
+        for link, run in self._runs[stage]:
+            for number in numbers(link.overwrites):
+                lives_on = self._after(stage).get(number)
+                if lives_on is not None and link.fresh_us > link.time_us and not self._is_read_in(stage, link):
+                    fresh = self.program.variable(link.fresh_us - link.time_us, binary=False)
+                    self.program.at_least({fresh: 1.0, run: -1.0, lives_on: -1.0}, -1.0)
+                    self._both[fresh] = (run, lives_on)
 
     def _memory_rows(self, stage: int) -> None:
         """The start of a stage, and the run of its first turn."""
@@ -244,7 +299,7 @@ class StagedProgram:
                 terms[variable] = terms.get(variable, 0.0) - sizes[number] / _UNIT
         held = self._hold(stage)
         if len(self._turns(stage)) == 1 and held:  # all runs of such a stage come before its only turn
-            held = self._live[stage + 1]
+            held = self._after(stage)
         counted = needed | read_later
         for number, variables in self._needed_by_some(place, turn, counted).items():
             if number in held:
@@ -292,7 +347,7 @@ class StagedProgram:
     def _hold(self, stage: int) -> dict[int, int]:
         """Variables that say a value lives through a whole stage: wanted after it and not made in it."""
         held: dict[int, int] = {}
-        after = self._live[stage + 1] if stage + 1 < len(self._stages) else {}
+        after = self._after(stage)
         for number, variable in after.items():
             held[number] = self.program.variable(binary=False)
             makes = dict.fromkeys(self._makes[stage].get(number, ()), 1.0)
@@ -322,7 +377,7 @@ class StagedProgram:
             if problem.rank_of[number] > way.rank:
                 for variable in self._makes[stage].get(number, ()):
                     terms[variable] = terms.get(variable, 0.0) - sizes[number] / _UNIT
-        after = self._live[stage + 1] if stage + 1 < len(self._stages) else {}
+        after = self._after(stage)
         for number, variable in after.items():
             if (there | own) >> number & 1:
                 continue
@@ -364,7 +419,8 @@ class StagedProgram:
     def _read(self, answer: Answer) -> StagedAnswer:
         assert answer.values is not None
         values = answer.values
-        live = [sum(1 << n for n, variable in each.items() if values[variable] > 0.5) for each in self._live]
+        starts = self._live[: len(self._stages)]
+        live = [sum(1 << n for n, variable in each.items() if values[variable] > 0.5) for each in starts]
         made = []
         for runs in self._runs:
             total = 0

@@ -1,0 +1,64 @@
+"""A bound on all schedules, found beside the search: the staged program without a horizon, on few stages, then on more.
+
+HiGHS works outside of the interpreter's lock, so that this takes another processor and none of the search's time.
+"""
+
+import threading
+import time
+
+from memfit.plan.links import Links
+from memfit.plan.staged import StagedProgram
+
+_STAGES = (6, 12)
+_GAP = 0.005
+
+
+class Bounding:
+    """What no schedule can be below, better and better until it is stopped."""
+
+    def __init__(self, links: Links, budget_bytes: int, *, kept: int, dropped: int, worst: int, end: float) -> None:
+        """`worst` is the turn of the unplanned peak; `end` is when to stop, as `time.monotonic` tells it."""
+        self._links = links
+        self._budget_bytes = budget_bytes
+        self._kept, self._dropped = kept, dropped
+        self._worst = worst
+        self._end = end
+        self._bound_us = 0.0
+        self._thread = threading.Thread(target=self._run)
+
+    def start(self) -> "Bounding":
+        self._thread.start()
+        return self
+
+    @property
+    def bound_us(self) -> float:
+        """Of the runs that are added, so far."""
+        return self._bound_us
+
+    def wait(self) -> None:
+        """Until it can become no better, or time is up."""
+        self._thread.join()
+
+    def stop(self) -> None:
+        """End what is going on; the bound stays."""
+        self._end = 0.0
+        self._thread.join()
+
+    def _is_over(self) -> bool:
+        return time.monotonic() >= self._end
+
+    def _run(self) -> None:
+        count = len(self._links.problem.backward)
+        for parts in _STAGES:
+            if self._is_over():
+                return
+            stages = {0, self._worst, *(count * part // parts for part in range(parts))}
+            program = StagedProgram(
+                self._links,
+                budget_bytes=self._budget_bytes,
+                stages=sorted(stages),
+                kept=self._kept,
+                dropped=self._dropped,
+            )
+            _, bound_us = program.solve(time_limit_s=self._end - time.monotonic(), gap=_GAP, is_over=self._is_over)
+            self._bound_us = max(self._bound_us, bound_us)

@@ -1,0 +1,36 @@
+"""The micro-batches of a batch, each size and precision captured once."""
+
+import logging
+from typing import Any
+
+from memfit.capture.with_loss import WithLoss
+from memfit.pipeline import Recipe
+from memfit.step.batches import Split, map_tensors
+from memfit.step.captured_loss import fields_of
+from memfit.step.piece import Piece
+from memfit.step.precision import in_bfloat16
+
+log = logging.getLogger(__name__)
+
+
+class Captures:
+    """Pieces of one batch. Nothing in them depends on a budget, so that choices under several can share them."""
+
+    def __init__(self, subject: WithLoss, batch: Any, split: Split, recipe: Recipe) -> None:
+        self.subject = subject
+        self._batch = batch
+        self._split = split
+        self._recipe = recipe
+        self._known: dict[tuple[int, str | None], Piece] = {}
+
+    def piece(self, count: int, precision: str | None) -> Piece:
+        """One of `count` micro-batches."""
+        if (count, precision) not in self._known:
+            log.info("capturing one of %d micro-batches", count)
+            self._known[count, precision] = self._captured(count, precision)
+        return self._known[count, precision]
+
+    def _captured(self, count: int, precision: str | None) -> Piece:
+        pieces = [self._batch] if count == 1 else list(self._split(self._batch, count))
+        piece = map_tensors(in_bfloat16, pieces[0]) if precision == "pure-bf16" else pieces[0]
+        return Piece.captured(self.subject, fields_of(piece), [self._batch, pieces], self._recipe, precision)
