@@ -25,11 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.accuracy_case import CaseResult, run_case
+from benchmarks.malloc import MALLOC_SETTINGS
 from benchmarks.models import Case, standard_cases
 from memfit.files import write_atomically
 from memfit.units import format_bytes
-
-_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
 
 
 def main() -> None:
@@ -75,7 +74,7 @@ def _is_wanted(case: Case, words: list[str]) -> bool:
 
 def _in_own_process(number: int) -> CaseResult:
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.accuracy", "--one", str(number)]
-    run = subprocess.run(command, env=os.environ | _MALLOC, stdout=subprocess.PIPE, text=True, check=True)
+    run = subprocess.run(command, env=os.environ | MALLOC_SETTINGS, stdout=subprocess.PIPE, text=True, check=True)
     return CaseResult.from_dict(json.loads(run.stdout.splitlines()[-1]))
 
 
@@ -153,7 +152,7 @@ def _report(results: list[CaseResult]) -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
-        "malloc": _MALLOC,
+        "malloc": MALLOC_SETTINGS,
         "cases": [dataclasses.asdict(result) for result in results],
     }
 

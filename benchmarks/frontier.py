@@ -35,11 +35,11 @@ from rich.markup import escape
 from benchmarks.frontier_case import Limits, part_points
 from benchmarks.frontier_record import PARTS, PEERS, CaseRecord, Point, load, point_from_dict, save
 from benchmarks.frontier_tables import line, memfit_table, misses, peer_table, summary_table
+from benchmarks.malloc import MALLOC_SETTINGS
 from benchmarks.models import Case, frontier_cases, small_cases
 from benchmarks.plots import plot_case, plot_path
 
 RESULTS = Path(__file__).parent / "results" / "frontier.json"
-_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
 _MARK = "point: "  # before what a part hands over, to tell it from what compilers print
 
 
@@ -125,7 +125,9 @@ def _lines(command: list[str], limit_s: float) -> Iterator[str]:
     """What a process prints, as it prints it. Raises CalledProcessError if it fails or is stopped."""
     with (
         tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(command, env=os.environ | _MALLOC, stdout=subprocess.PIPE, stderr=errors, text=True) as run,
+        subprocess.Popen(
+            command, env=os.environ | MALLOC_SETTINGS, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as run,
     ):
         timer = threading.Timer(limit_s, run.kill)
         timer.start()
@@ -170,7 +172,7 @@ def _setting() -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "machine": platform.machine(),
-        "malloc": _MALLOC,
+        "malloc": MALLOC_SETTINGS,
     }
 
 

@@ -27,13 +27,13 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.malloc import MALLOC_SETTINGS
 from benchmarks.multilevel_peers import betty_program, has_betty, loop_by_hand, plain_unrolling
 from benchmarks.multilevel_programs import UNROLLED, regression_program, reweighting_program
 from memfit.files import write_atomically
 from memfit.measure.peak import measure_peak
 from memfit.multilevel import Config, Engine
 
-_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
 _PAIRS = 5
 _BATCH = 32
 
@@ -90,7 +90,7 @@ def _options() -> argparse.Namespace:
 def _row(console: Console, kind: str, name: str) -> dict[str, Any]:
     """One row, measured in processes of its own."""
     ranks = 2 if ABLATION.get(name, {}).get("distributed") else 1
-    environment = os.environ | _MALLOC
+    environment = os.environ | MALLOC_SETTINGS
     if ranks > 1:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))

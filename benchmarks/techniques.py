@@ -2,21 +2,20 @@
 
     python -m benchmarks.techniques                  # GPT-2 and ResNet-50
     python -m benchmarks.techniques gpt              # cases whose name contains one of the words
-    python -m benchmarks.techniques --results FILE   # also write the figures as JSON
+    python -m benchmarks.techniques --results FILE   # where the figures go
 
-Peaks are of the second step, with parameters, optimizer state and batch. Times are medians of pairs of steps, plain and
-with the technique, in both orders. Every row runs in a process of its own with glibc told to keep big blocks.
+Peaks are of the second step, with parameters, optimizer state and batch; predicted ones come from a captured step,
+walked by the simulator. Times are medians of pairs of steps, plain and with the technique, in both orders, with
+glibc told to keep big blocks. "Planned" is the fastest plan in half of the activation part.
 """
 
 import argparse
 import dataclasses
 import json
 import os
-import statistics
-import subprocess
 import sys
 import tempfile
-import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,30 +24,36 @@ from rich.console import Console
 from rich.table import Table
 
 import memfit
+from benchmarks.malloc import in_settled_malloc
 from benchmarks.models import Case, standard_cases
+from benchmarks.steps import Steps, gradient_bytes
 from memfit.cli.torchvision_repair import prepare
 from memfit.files import write_atomically
-from memfit.measure.peak import held_bytes, measure_peak
+from memfit.measure.peak import held_bytes
 from memfit.units import format_bytes
 
-_MALLOC = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000"}
-_CASES = ("GPT-2 x2", "ResNet-50 x8")
-_PAIRS = 5
+RESULTS = Path(__file__).parent / "results" / "techniques.json"
+CASES = ("GPT-2 x2", "ResNet-50 x8")
+PLAIN: dict[str, Any] = {"micro_batches": 1, "precision": None, "update": "after", "state_tier": None}
+PLANNED, LOW_BIT = "planned", "8-bit AdamW of torchao"
 
+# What a row does differently from the plain step; "plan" names what its plan may do.
 ALONE: dict[str, dict[str, Any]] = {
-    "micro-batches (2)": {"micro_batches": 2},
+    "2 micro-batches": {"micro_batches": 2},
     "bf16 autocast": {"precision": "bf16"},
     "pure bf16, stochastic rounding": {"precision": "pure-bf16"},
     "update inside backward": {"update": "inside"},
     "optimizer state on disk": {"state_tier": "disk"},
-    "planned (smallest budget)": {"budget": "smallest"},
-    "planned + update inside backward": {"budget": "smallest", "update": "inside"},
+    LOW_BIT: {"optimizer": "AdamW8bit"},
+    PLANNED: {"plan": ()},
+    "planned, activations also on disk": {"plan": ("offload",)},
+    "planned, cross-entropy in chunks": {"plan": ("chunk",)},
 }
 CUMULATIVE: dict[str, dict[str, Any]] = {
-    "1. planned (smallest budget)": {"budget": "smallest"},
-    "2. + update inside backward": {"budget": "smallest", "update": "inside"},
-    "3. + optimizer state on disk": {"budget": "smallest", "update": "inside", "state_tier": "disk"},
-    "4. + pure bf16": {"budget": "smallest", "update": "inside", "state_tier": "disk", "precision": "pure-bf16"},
+    "1. planned": {"plan": ()},
+    "2. + update inside backward": {"plan": (), "update": "inside"},
+    "3. + optimizer state on disk": {"plan": (), "update": "inside", "state_tier": "disk"},
+    "4. + pure bf16": {"plan": (), "update": "inside", "state_tier": "disk", "precision": "pure-bf16"},
 }
 ROWS = {**ALONE, **CUMULATIVE}
 
@@ -59,6 +64,7 @@ class Row:
     technique: str
     plain_peak_bytes: int
     peak_bytes: int
+    predicted_bytes: int | None  # None: nothing predicts it
     gradient_bytes: int
     state_bytes: int  # of the optimizer, wherever it is
     plain_s: float
@@ -67,107 +73,89 @@ class Row:
 
 def main() -> None:
     options = _options()
-    if options.one is not None:
-        case, technique = options.one
-        print(json.dumps(dataclasses.asdict(run_row(_case(case), technique))))
-        return
-    console, rows = Console(), []
-    for case in _CASES:
-        if options.words and not any(word.lower() in case.lower() for word in options.words):
-            continue
-        for technique in ROWS:
-            with console.status(f"{case}, {technique}"):
-                rows.append(_in_own_process(case, technique))
-            console.print(_line(rows[-1]))
-            if options.results is not None:
-                write_atomically(options.results, json.dumps([dataclasses.asdict(row) for row in rows], indent=1))
-    for case in dict.fromkeys(row.case for row in rows):
-        console.print(_table(case, [row for row in rows if row.case == case]))
-
-
-def run_row(case: Case, technique: str) -> Row:
-    """Measure one technique beside the plain step."""
+    in_settled_malloc(sys.argv[1:], "benchmarks.techniques")
     prepare()
-    options = dict(ROWS[technique])
-    budget = options.pop("budget", None)
-    with tempfile.TemporaryDirectory(dir=os.environ.get("MEMFIT_DISK")) as directory:
-        if "state_tier" in options:
-            options["directory"] = directory
-        plain, batch = _step(case, None, {}), case.make_batch(case.batch_size)
-        step = _step(case, budget, options)
-        plain_peak, peak = _peak(plain, batch), _peak(step, batch)
-        plain_s, ratio = _times(plain, step, batch)
-        return Row(
-            case=str(case),
+    console, rows = Console(width=None if sys.stdout.isatty() else 140), []
+    for case in _cases(options.words):
+        with tempfile.TemporaryDirectory(dir=os.environ.get("MEMFIT_DISK")) as directory:
+            bench = Techniques(Steps(case, Path(directory)))
+            for technique in ROWS:
+                try:
+                    rows.append(bench.row(technique))
+                except memfit.MemfitError as error:  # one row that cannot be must not cost the others
+                    console.print(f"{case}, {technique}: {error}", highlight=False)
+                    continue
+                console.print(_line(rows[-1]), highlight=False)
+                write_atomically(options.results, json.dumps([dataclasses.asdict(row) for row in rows], indent=1))
+    for case_name in dict.fromkeys(row.case for row in rows):
+        console.print(_table(case_name, [row for row in rows if row.case == case_name]))
+    _plot(rows, options.results.with_suffix(".png"))
+
+
+class Techniques:
+    """The rows of one case."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self._plain = steps.by_hand()
+        self._plain_peak_bytes = steps.peak_bytes(self._plain)
+
+    def row(self, technique: str) -> Row:
+        """Measure one technique beside the plain step."""
+        steps = self._steps
+        step, predicted_bytes = self._made(ROWS[technique])
+        peak_bytes = steps.peak_bytes(step)
+        plain_s, ratio = steps.ratio(self._plain, step)
+        row = Row(
+            case=str(steps.case),
             technique=technique,
-            plain_peak_bytes=plain_peak,
-            peak_bytes=peak,
-            gradient_bytes=held_bytes([list(step.model.parameters())]),
+            plain_peak_bytes=self._plain_peak_bytes,
+            peak_bytes=peak_bytes,
+            predicted_bytes=predicted_bytes,
+            gradient_bytes=gradient_bytes(step),
             state_bytes=held_bytes([step.optimizer]),
             plain_s=plain_s,
             time_ratio=ratio,
         )
+        step.close()
+        return row
+
+    def _made(self, wishes: Mapping[str, Any]) -> tuple[memfit.Step, int | None]:
+        """A step that does as a row wants, and its predicted peak."""
+        steps, fixed = self._steps, {**PLAIN, **{name: wishes[name] for name in wishes if name in PLAIN}}
+        permissions = ("batch-statistics",) if fixed["micro_batches"] > 1 else ()
+        if "plan" in wishes:
+            budget = self._half_bytes(fixed)
+            choice = steps.choice(budget, allow=(*permissions, *wishes["plan"]), **fixed)
+            return steps.chosen(choice), choice.peak_bytes
+        if "optimizer" in wishes:
+            from torchao import optim  # type: ignore[import-untyped]
+
+            return steps.by_hand(optimizer=getattr(optim, wishes["optimizer"])), None
+        directory = steps.directory if fixed["state_tier"] == "disk" else None
+        policy = memfit.StepPolicy(**fixed, allow=permissions, directory=directory)
+        return steps.by_hand(**fixed, allow=permissions, directory=directory), steps.predicted_bytes(
+            policy, permissions
+        )
+
+    def _half_bytes(self, fixed: Mapping[str, Any]) -> int:
+        """What the step needs without activations, and half of them."""
+        policy = memfit.StepPolicy(**fixed, directory=self._steps.directory if fixed["state_tier"] == "disk" else None)
+        peak_bytes, least_bytes = self._steps.range_bytes(policy)
+        return (peak_bytes + least_bytes) // 2
 
 
-def _step(case: Case, budget: str | None, options: dict[str, Any]) -> memfit.Step:
-    torch.manual_seed(0)
-    model = case.make_model().train()
-    if options.get("precision") == "pure-bf16":
-        model.to(torch.bfloat16)
-    if budget is not None:
-        sample = case.sample(case.make_batch(case.batch_size))
-        if options.get("precision") == "pure-bf16":
-            sample = torch.utils._pytree.tree_map(_bfloat16, sample)
-        memfit.fit(model, sample, budget=budget, outputs=case.outputs or "all")
-    return memfit.Step(model, torch.optim.AdamW(model.parameters(), lr=1e-4), case.loss, **_allowed(options))
-
-
-def _allowed(options: dict[str, Any]) -> dict[str, Any]:
-    return options | ({"allow": ("batch-statistics",)} if "micro_batches" in options else {})
-
-
-def _bfloat16(leaf: Any) -> Any:
-    return leaf.to(torch.bfloat16) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
-
-
-def _peak(step: memfit.Step, batch: Any) -> int:
-    """Of the second step. State on disk is not in memory, so it is not resident."""
-    step(batch)
-    optimizer = [] if step.policy.state_tier == "disk" else [step.optimizer]
-    return measure_peak(lambda: step(batch), resident=[step.model, batch, *optimizer]).peak_bytes
-
-
-def _times(plain: memfit.Step, step: memfit.Step, batch: Any) -> tuple[float, float]:
-    seconds: list[float] = []
-    ratios: list[float] = []
-    for number in range(_PAIRS):
-        order = (plain, step) if number % 2 else (step, plain)
-        taken = {id(each): _seconds(each, batch) for each in order}
-        seconds.append(taken[id(plain)])
-        ratios.append(taken[id(step)] / taken[id(plain)])
-    return statistics.median(seconds), statistics.median(ratios)
-
-
-def _seconds(step: memfit.Step, batch: Any) -> float:
-    start = time.perf_counter()
-    step(batch)
-    return time.perf_counter() - start
-
-
-def _in_own_process(case: str, technique: str) -> Row:
-    command = [sys.executable, "-m", "benchmarks.techniques", "--one", case, technique]
-    done = subprocess.run(command, env={**os.environ, **_MALLOC}, check=True, stdout=subprocess.PIPE, text=True)
-    return Row(**json.loads(done.stdout.splitlines()[-1]))
-
-
-def _case(name: str) -> Case:
-    return next(case for case in standard_cases() if str(case) == name)
+def _cases(words: list[str]) -> list[Case]:
+    cases = {str(case): case for case in standard_cases()}
+    return [cases[name] for name in CASES if not words or any(word.lower() in name.lower() for word in words)]
 
 
 def _line(row: Row) -> str:
     saved = row.plain_peak_bytes - row.peak_bytes
+    predicted = "" if row.predicted_bytes is None else f", predicted {format_bytes(row.predicted_bytes)}"
+    peaks = f"{format_bytes(row.plain_peak_bytes)} -> {format_bytes(row.peak_bytes)}{predicted}"
     return (
-        f"{row.case}, {row.technique}: {format_bytes(row.plain_peak_bytes)} -> {format_bytes(row.peak_bytes)} "
+        f"{row.case}, {row.technique}: {peaks} "
         f"(saved {saved / row.gradient_bytes:.0%} of the gradients' bytes), time {row.time_ratio:.2f}"
     )
 
@@ -175,19 +163,45 @@ def _line(row: Row) -> str:
 def _table(case: str, rows: list[Row]) -> Table:
     plain = rows[0]
     table = Table(title=f"{case}, AdamW: plain {format_bytes(plain.plain_peak_bytes)}, {plain.plain_s:.2f} s")
-    for heading in ("technique", "peak", "of plain", "time"):
+    for heading in ("technique", "peak", "of plain", "predicted / measured", "time"):
         table.add_column(heading, justify="left" if heading == "technique" else "right")
     for row in rows:
         share = row.peak_bytes / row.plain_peak_bytes
-        table.add_row(row.technique, format_bytes(row.peak_bytes), f"{share:.2f}", f"{row.time_ratio:.2f}")
+        exact = "" if row.predicted_bytes is None else f"{row.predicted_bytes / row.peak_bytes:.4f}"
+        table.add_row(row.technique, format_bytes(row.peak_bytes), f"{share:.2f}", exact, f"{row.time_ratio:.2f}")
     return table
+
+
+def _plot(rows: list[Row], path: Path) -> None:
+    """Bars of memory and time, one picture for all cases."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:  # matplotlib is an extra
+        return
+    cases = list(dict.fromkeys(row.case for row in rows))
+    figure = Figure(figsize=(9.6, 4.2 * len(cases)), dpi=110, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    for number, case in enumerate(cases):
+        axes: Any = figure.add_subplot(len(cases), 1, number + 1)
+        own = [row for row in reversed(rows) if row.case == case]
+        places = torch.arange(len(own)).tolist()
+        axes.barh([place + 0.2 for place in places], [row.peak_bytes / row.plain_peak_bytes for row in own], 0.38,
+                  label="peak", color="#0072B2")  # fmt: skip
+        axes.barh(
+            [place - 0.2 for place in places], [row.time_ratio for row in own], 0.38, label="time", color="#E69F00"
+        )
+        axes.axvline(1.0, color="#222222", linewidth=1)
+        axes.set_yticks(places, [row.technique for row in own])
+        axes.set_title(f"{case}, against the plain step (1.0)", loc="left")
+        axes.legend(frameon=False)
+    figure.savefig(path)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*")
-    parser.add_argument("--results", type=Path)
-    parser.add_argument("--one", nargs=2, metavar=("CASE", "TECHNIQUE"), help=argparse.SUPPRESS)
+    parser.add_argument("--results", type=Path, default=RESULTS)
     return parser.parse_args()
 
 

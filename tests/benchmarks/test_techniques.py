@@ -5,9 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from benchmarks.joint import row_of
 from benchmarks.models import Case
 from benchmarks.rounding import SYMBOLS, Language, Transformer, entropy, loss, trained
-from benchmarks.techniques import run_row
+from benchmarks.steps import Steps
+from benchmarks.techniques import Techniques
 
 CASE = Case(
     name="perceptron",
@@ -19,14 +21,31 @@ CASE = Case(
 )
 
 
-@pytest.mark.parametrize("technique", ["update inside backward", "optimizer state on disk"])
-def test_a_row_saves_what_the_technique_is_for(technique, tmp_path, monkeypatch):
-    monkeypatch.setenv("MEMFIT_DISK", str(tmp_path))
-    row = run_row(CASE, technique)
-    assert row.state_bytes >= 2 * row.gradient_bytes
-    expected = row.gradient_bytes if technique == "update inside backward" else row.state_bytes
-    assert row.plain_peak_bytes - row.peak_bytes >= 0.7 * expected
-    assert row.time_ratio > 0
+@pytest.fixture
+def steps(tmp_path):
+    return Steps(CASE, tmp_path, time_limit_s=1.0)
+
+
+def test_a_row_saves_what_the_technique_is_for(steps):
+    techniques = Techniques(steps)
+    inside, disk, planned = (
+        techniques.row(each) for each in ("update inside backward", "optimizer state on disk", "1. planned")
+    )
+    assert inside.state_bytes >= 2 * inside.gradient_bytes
+    assert inside.plain_peak_bytes - inside.peak_bytes >= 0.7 * inside.gradient_bytes
+    assert disk.plain_peak_bytes - disk.peak_bytes >= 0.7 * disk.state_bytes
+    for row in (inside, disk, planned):
+        assert row.predicted_bytes == pytest.approx(row.peak_bytes, rel=0.02)
+        assert row.time_ratio > 0
+
+
+def test_a_choice_is_held_against_the_fastest_single_technique(steps):
+    row = row_of(steps, 0.5)
+    assert row.measured_bytes <= row.budget_bytes
+    assert row.predicted_bytes == pytest.approx(row.measured_bytes, rel=0.02)
+    assert row.chosen
+    assert row.predicted_ratio is None or row.predicted_ratio <= 1.0
+    assert "no way to run" in row_of(steps, 0.01).reason
 
 
 def test_the_language_can_be_learnt_in_every_precision():

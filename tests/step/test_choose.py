@@ -281,3 +281,25 @@ def test_bad_input_is_refused():
         memfit.Step(model, adamw(model), classify, budget="1GiB", policy=memfit.StepPolicy())
     with pytest.raises(InvalidInput, match="the model does not have"):
         memfit.Step(model, adamw(Deep()), classify, budget="1GiB")(batch)
+
+
+def test_a_choice_is_used_again_by_another_step(fixed_times):
+    batch = deep_rows()
+    first = chosen(Deep(), batch, 0.6)
+    torch.manual_seed(1)
+    model = Deep()
+    plain, same = twins(model)
+    second = memfit.Step(same, adamw(same), classify, choice=first.choice)
+    assert second.policy == first.policy
+    assert measured_peak(second, batch) <= first.choice.budget_bytes
+    optimizer = adamw(plain)
+    for _ in range(2):
+        optimizer.zero_grad()
+        classify(plain, batch).backward()
+        optimizer.step()
+    if second.policy.micro_batches == 1:
+        assert_same_parameters(plain, same)
+    with pytest.raises(InvalidInput, match="give it alone"):
+        memfit.Step(model, adamw(model), classify, choice=first.choice, budget=0.5)
+    with pytest.raises(InvalidInput, match="micro_batches"):
+        memfit.Step(model, adamw(model), classify, choice=first.choice, micro_batches=2)

@@ -16,11 +16,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
+from memfit.capture.with_loss import WithLoss
 from memfit.errors import InvalidInput, NonFiniteLoss
 from memfit.pipeline import Budget
 from memfit.step.accumulation import Accumulation, total_of
 from memfit.step.batches import Split, map_tensors, row_count, split_batch
-from memfit.step.captured_loss import CapturedLoss
+from memfit.step.captured_loss import CapturedLoss, with_loss
 from memfit.step.checkpoint import Checkpoint, value_of, write_checkpoint
 from memfit.step.choice import Choice
 from memfit.step.choose import choose
@@ -54,7 +55,7 @@ class Step:
 
     With a `budget` (bytes, "6GiB", or a fraction of what the plain step takes) the techniques that are not given are
     chosen for the least predicted time a sample, when the first batch comes or at once from a `sample` batch.
-    `choice` says what was chosen, `choice.explain()` why.
+    `choice` says what was chosen, `choice.explain()` why; given to another step, it saves choosing again.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Step:
         *,
         policy: StepPolicy | None = None,
         budget: Budget = None,
+        choice: Choice | None = None,
         sample: Any = None,
         time_limit: float = 20.0,
         report: Report | None = None,
@@ -87,6 +89,7 @@ class Step:
         self.scheduler = scheduler
         self.choice: Choice | None = None  # made under a budget
         self._wishes = None if budget is None else _wishes(budget, policy, techniques, time_limit, report)
+        self._given = choice
         self.position = Position()
         self.gradient_norm: torch.Tensor | None = None  # before it was clipped, in the last update
         self._reduction = reduction
@@ -96,6 +99,9 @@ class Step:
         self._device = _device_of(optimizer)
         self._seed = seed
         self._captured: CapturedLoss | None = None
+        if choice is not None:
+            _check_alone(choice, budget, policy, techniques)
+            policy, techniques = choice.policy, {}
         self._use(_policy(policy, techniques) if self._wishes is None else self._wishes.policy())
         if sample is not None:
             self.choose(sample)
@@ -110,21 +116,26 @@ class Step:
 
     def choose(self, batch: Any) -> Choice:
         """Choose the techniques for batches like this one under the budget, if that has not been done."""
-        if self._wishes is None:
-            raise InvalidInput('nothing is chosen without a budget; give one, for example budget="6GiB"')
         if self.choice is None:
-            choice, subject = choose(self.model, self.optimizer, self.loss, batch, self._wishes, split=self._split)
+            choice, subject = self._chosen(batch)
             if choice.plan is not None:
                 self._captured = CapturedLoss(subject, self.loss, choice.plan)
             self._use(choice.policy)
             self.choice = choice
         return self.choice
 
+    def _chosen(self, batch: Any) -> tuple[Choice, WithLoss]:
+        if self._given is not None:
+            return self._given, with_loss(self.model, self.loss, batch)
+        if self._wishes is None:
+            raise InvalidInput('nothing is chosen without a budget; give one, for example budget="6GiB"')
+        return choose(self.model, self.optimizer, self.loss, batch, self._wishes, split=self._split)
+
     # Running
 
     def __call__(self, batch: Any) -> torch.Tensor:
         """Run one batch; every `accumulate` batches the parameters are updated."""
-        if self._wishes is not None:
+        if self._wishes is not None or self._given is not None:
             self.choose(batch)
         if self.policy.micro_batches * self.policy.accumulate > 1 and "batch-statistics" not in self.policy.allow:
             check_separable(self.model)
@@ -315,6 +326,15 @@ def _policy(policy: StepPolicy | None, techniques: dict[str, Any]) -> StepPolicy
     if policy is not None and techniques:
         raise InvalidInput(f"a policy and {', '.join(techniques)} were given; put everything into the policy")
     return policy or StepPolicy(**techniques)
+
+
+def _check_alone(choice: Choice, budget: Budget, policy: StepPolicy | None, techniques: dict[str, Any]) -> None:
+    others = [name for name, given in (("budget", budget), ("policy", policy)) if given is not None]
+    if others or techniques:
+        raise InvalidInput(
+            f"a choice and {', '.join([*others, *techniques])} were given; the {choice.model}'s choice has everything "
+            "in it, so give it alone, or leave it out and choose anew"
+        )
 
 
 def _wishes(
