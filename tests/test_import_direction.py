@@ -15,7 +15,7 @@ BENCHMARKS = SOURCE.parents[1] / "benchmarks"
 
 DATA = {"errors", "units", "files", "ir", "tensors"}
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
-BELOW_API = BELOW_CAPTURE | {"plan", "estimate", "capture", "execute", "pipeline", "runner", "regions"}
+BELOW_API = BELOW_CAPTURE | {"plan", "estimate", "capture", "execute", "pipeline", "runner", "regions", "unplanned"}
 BELOW_STEP = BELOW_API | {"api", "prove"}
 BELOW_REPORT = BELOW_STEP | {"step", "multilevel", "distributed", "integrations", "zoo"}
 
