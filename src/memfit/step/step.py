@@ -30,6 +30,7 @@ from memfit.step.optimizers import check_without_closure, parameters_of
 from memfit.step.policy import StepPolicy
 from memfit.step.precision import Scaler, autocast, in_bfloat16, make_pure
 from memfit.step.random_state import random_state, set_random_state
+from memfit.step.replicas import Replicas
 from memfit.step.restore import check_model, restore_model, restore_optimizer
 from memfit.step.updater import Updater
 from memfit.step.wishes import Report, Wishes
@@ -96,6 +97,7 @@ class Step:
         self._device = _device_of(optimizer)
         self._seed = seed
         self._captured: CapturedLoss | None = None
+        self._replicas = Replicas(model, self._device)
         self._use(_policy(policy, techniques) if self._wishes is None else self._wishes.policy())
         if sample is not None:
             self.choose(sample)
@@ -149,7 +151,8 @@ class Step:
         """Update with what has been accumulated so far, if anything: at the end of a short epoch."""
         if self._accumulation.batches:
             if self._accumulation.denominator is not None:
-                self._accumulation.settle(self._parameters)
+                self._accumulation.settle(self._parameters, self._share(self._accumulation.weight))
+            self._replicas.average_gradients(self._parameters)
             self._update(None)
 
     def epoch(self, loader: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -168,7 +171,7 @@ class Step:
         """Everything that the next step depends on: model, optimizer, schedule, scale, generators, position."""
         self._updater.settle()
         return {
-            "model": self.model.state_dict(),
+            "model": self._replicas.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "scaler": None if self._scaler is None else self._scaler.state_dict(),
@@ -181,9 +184,9 @@ class Step:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken: the next step gives the numbers it would have given there."""
-        check_model(self.model, state["model"])
+        check_model(self._replicas.module, state["model"])
         restore_optimizer(self.optimizer, state["optimizer"], self._updater.adopt)
-        restore_model(self.model, state["model"])
+        restore_model(self._replicas.module, state["model"])
         self._updater.settle()
         for part, name in ((self.scheduler, "scheduler"), (self._scaler, "scaler")):
             if part is not None and state[name] is not None:
@@ -211,9 +214,11 @@ class Step:
         weigh = _Weights(pieces, self._weight, alone=len(pieces) * self.policy.accumulate == 1)
         terms: list[Term] = []
         for number, piece in enumerate(pieces):
-            term = self._forward(piece, lambda number=number: weigh.of(number))  # type: ignore[misc]
-            expected = weigh.total(term) * self.policy.accumulate
-            self._backward(term, expected, is_last=ends and number == len(pieces) - 1)
+            is_last = ends and number == len(pieces) - 1
+            with self._replicas.passing(is_last=is_last):
+                term = self._forward(piece, lambda number=number: weigh.of(number))  # type: ignore[misc]
+                expected = weigh.total(term) * self.policy.accumulate
+                self._backward(term, expected, is_last=is_last)
             terms.append(dataclasses.replace(term, value=term.value.detach()))
         return terms
 
@@ -234,21 +239,38 @@ class Step:
             returned = self.loss(self.model, piece) if self._captured is None else self._captured(piece)
             term = term_of(returned, self._reduction, weight)
         if not bool(torch.isfinite(term.value.detach())):
-            number = self.position.updates + self.position.skipped + 1
-            raise NonFiniteLoss(
-                f"the loss of step {number} is {term.value.item()}; nothing was updated and the gradients so far "
-                "were dropped; look at the batch and the learning rate, or go on with the next batch",
-                step=number,
-            )
+            self._replicas.share_of(0.0, failed=True)
+            raise self._not_finite(f"is {term.value.item()}")
         return term
 
     def _backward(self, term: Term, expected: float, *, is_last: bool) -> None:
-        factor = self._accumulation.seed(term, expected=expected, is_last=is_last, parameters=self._parameters)
+        factor = self._accumulation.seed(
+            term,
+            expected=expected,
+            share=self._share(self._accumulation.weight + term.weight) if is_last else None,
+            parameters=self._parameters,
+            ranks=self._replicas.count,
+        )
         seed = torch.full_like(term.value.detach(), factor)
         if self._scaler is not None:
             seed = self._scaler.scaled(seed)
         with self._updater.around_backward(term.value, self._parameters, is_last=is_last):
             term.value.backward(gradient=seed)
+
+    def _share(self, weight: float) -> float:
+        """What gradients are divided by, see Note [Replicas] in `replicas.py`."""
+        share, failures = self._replicas.share_of(weight)
+        if failures:
+            raise self._not_finite(f"is not finite on {failures} of {self._replicas.count} ranks")
+        return share
+
+    def _not_finite(self, found: str) -> NonFiniteLoss:
+        number = self.position.updates + self.position.skipped + 1
+        return NonFiniteLoss(
+            f"the loss of step {number} {found}; nothing was updated and the gradients so far were dropped; look at "
+            "the batch and the learning rate, or go on with the next batch",
+            step=number,
+        )
 
     # One update
 
