@@ -7,7 +7,7 @@ import itertools
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -74,8 +74,8 @@ def measured(case: Case, strategy: str, plan: Any) -> int:
     """The most that lives in a step from the third on: by then optimizer state and the final buckets exist.
 
     Everything is made under the profiler, so that DDP's buckets are counted as they are allocated. FSDP's buffers are
-    released by threads of gloo at times, which the profiler does not see. There every step starts from what is held, and
-    the least of several steps is taken: a release that is not seen only adds.
+    released by threads of gloo at times, which the profiler does not see. There every step starts from what is held,
+    and the least of several steps is taken: a release that is not seen only adds.
     """
     held: list[int] = []
     steps = 6 if strategy == "fsdp" else 3
@@ -117,7 +117,7 @@ def _local(holders: list[Any]) -> Iterator[Any]:
             yield each.to_local() if isinstance(each, DTensor) else each
 
 
-def _divided(model: nn.Module, strategy: str) -> tuple[Callable[..., Any], torch.optim.Optimizer]:
+def _divided(model: nn.Module, strategy: str) -> tuple[nn.Module, torch.optim.Optimizer]:
     if strategy == "fsdp":
         for name in distributed.unit_names(model):
             fully_shard(model.get_submodule(name))

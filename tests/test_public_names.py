@@ -26,6 +26,7 @@ PUBLIC_NAMES = [
     "NonFiniteLoss",
     "Plan",
     "Profile",
+    "RankError",
     "Sample",
     "Step",
     "StepPolicy",

@@ -292,6 +292,11 @@ def _selections(given: Selections) -> tuple[Selection, ...]:
 def _check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise InvalidModel(f"a torch.nn.Module was expected, a {type(model).__name__} was given")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise InvalidModel(
+            "the model is inside DistributedDataParallel, whose own forward cannot be captured; give the model itself "
+            "(model.module), or use memfit.distributed, which plans once for all ranks"
+        )
 
 
 def _check_trainable(model: nn.Module) -> None:

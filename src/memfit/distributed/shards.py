@@ -1,13 +1,13 @@
 """What a rank holds of a model that FSDP2 (`fully_shard`) divides, unit by unit.
 
 Note [Shards]
-    Every parameter is divided along its first dimension, filled up to equal shares. Between steps a rank has its shards, their
-    gradients and their optimizer state. The parameters of a unit are whole only while it runs: they are gathered
-    into one buffer and copied out of it. In the forward pass that buffer lives until the next unit is
-    gathered; in the backward pass it is gone after the copy, but the next unit's is asked for already while
-    one runs. A unit's gradients, when its backward pass ends, are copied into one buffer that is reduced and
-    scattered, and which lives until the next unit does the same. The root, which has what belongs to no other unit, stays
-    whole from the start of the forward to the end of the backward pass.
+    Every parameter is divided along its first dimension, filled up to equal shares. Between steps a rank has its
+    shards, their gradients and their optimizer state. The parameters of a unit are whole only while it runs: they are
+    gathered into one buffer and copied out of it. In the forward pass that buffer lives until the next unit is
+    gathered; in the backward pass it is gone after the copy, but the next unit's is asked for already while one runs.
+    A unit's gradients, when its backward pass ends, are copied into one buffer that is reduced and scattered, and
+    which lives until the next unit does the same. The root, which has what belongs to no other unit, stays whole from
+    the start of the forward to the end of the backward pass.
 """
 
 import dataclasses
@@ -90,9 +90,7 @@ def with_shards(
 ) -> UnplannedStep:
     """The step of a rank that has a share of every unit, see Note [Shards]."""
     writer = _Writer(step, model, world_size, unit_names(model, units))
-    program = dataclasses.replace(
-        step.program, forward=tuple(writer.forward()), backward=tuple(writer.backward())
-    )
+    program = dataclasses.replace(step.program, forward=tuple(writer.forward()), backward=tuple(writer.backward()))
     missing = len(writer.operations)
     return dataclasses.replace(
         step,
@@ -199,9 +197,7 @@ class _Writer:
         for name, unit in self._units.items():
             unit.gathered = self._storage(f"gathered {name}", bytes_of[name] * world_size, Kind.TEMPORARY, name)
             unit.reduced = self._storage(f"to reduce {name}", trained_bytes[name] * world_size, Kind.TEMPORARY, name)
-            unit.shard_gradient = self._storage(
-                f"gradients of shards {name}", trained_bytes[name], Kind.GRADIENT, name
-            )
+            unit.shard_gradient = self._storage(f"gradients of shards {name}", trained_bytes[name], Kind.GRADIENT, name)
 
     def _storage(self, name: str, size_bytes: int, kind: Kind, module: str) -> int:
         self._storages.append(
@@ -223,9 +219,7 @@ class _Writer:
         return spans
 
     def _at(self, spans: dict[str, tuple[int, int]], place: int, *, first: bool) -> list[_Unit]:
-        return [
-            self._units[name] for name, ends in spans.items() if name != ROOT and ends[0 if first else 1] == place
-        ]
+        return [self._units[name] for name, ends in spans.items() if name != ROOT and ends[0 if first else 1] == place]
 
     def _ask_before(self, name: str, asked: set[str]) -> Iterator[Instruction]:
         """Gather the unit that ran before this one in the forward pass."""

@@ -112,9 +112,7 @@ def _on_a_rank(
     units: Sequence[str] | None,
     rank: int | None,
 ) -> UnplannedStep:
-    memory = rank_optimizer_memory(
-        step, model, optimizer, device=device, world_size=world_size, shard=shard, rank=rank
-    )
+    memory = rank_optimizer_memory(step, model, optimizer, device=device, world_size=world_size, shard=shard, rank=rank)
     step = dataclasses.replace(step, optimizer_memory=memory)
     if shard == "fsdp":
         return with_shards(step, model, world_size, units)

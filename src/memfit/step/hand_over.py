@@ -22,9 +22,7 @@ def peak_with_updates(
 ) -> int:
     """The peak of a program, see Note [Gone at once]; each update needs `update_bytes` while it runs."""
     extended, updating, workspaces = with_updates(graph, program, workspace_bytes, update_bytes=update_bytes)
-    return simulate(
-        extended, updating, workspace_bytes=workspaces, granularity_bytes=granularity_bytes
-    ).peak_bytes
+    return simulate(extended, updating, workspace_bytes=workspaces, granularity_bytes=granularity_bytes).peak_bytes
 
 
 def with_updates(

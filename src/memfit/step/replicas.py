@@ -1,11 +1,11 @@
 """A step whose model is inside DistributedDataParallel: n ranks do what one would on the batches of all.
 
 Note [Replicas]
-    DDP averages gradients over ranks in the backward pass; of several passes before an update only the last does so, the
-    others run under `no_sync`. An average over ranks is the mean over all samples only if every rank counts the
-    same, so before that last pass the ranks add up what their losses are means of, and each divides by its
-    share of the sum. In the same message a rank says that its loss is not finite: then all of them stop at this
-    step, and none waits for another.
+    DDP averages gradients over ranks in the backward pass; of several passes before an update only the last does
+    so, the others run under `no_sync`. An average over ranks is the mean over all samples only if every rank counts
+    the same, so before that pass the ranks add up what their losses are means of, and each divides by its share of
+    the sum. In the same message, at the end of every batch, a rank says that its loss is not finite: then all of
+    them stop at this step, and none waits for another. Until then it runs forward as the others do.
 """
 
 import contextlib
@@ -37,12 +37,10 @@ class Replicas:
         return self._ddp.no_sync()
 
     def share_of(self, weight: float, *, failed: bool = False) -> tuple[float, int]:
-        """A rank's share of all weights together, and how many ranks failed. Once for every update, on all ranks."""
+        """A rank's share of all weights together, and how many ranks failed. Once for every batch, on all ranks."""
         if self._ddp is None:
             return weight, int(failed)
         total, failures = summed([weight, float(failed)], self._device, self._ddp.process_group)
-        if failures:
-            self._ddp.require_forward_param_sync = True  # on all ranks alike, wherever in the step they stopped
         return total / self.count, int(failures)
 
     def average_gradients(self, parameters: Sequence[nn.Parameter]) -> None:

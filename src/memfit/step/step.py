@@ -151,7 +151,8 @@ class Step:
         """Update with what has been accumulated so far, if anything: at the end of a short epoch."""
         if self._accumulation.batches:
             if self._accumulation.denominator is not None:
-                self._accumulation.settle(self._parameters, self._share(self._accumulation.weight))
+                share, _ = self._replicas.share_of(self._accumulation.weight)
+                self._accumulation.settle(self._parameters, share)
             self._replicas.average_gradients(self._parameters)
             self._update(None)
 
@@ -211,16 +212,37 @@ class Step:
 
     def _run(self, batch: Any, *, ends: bool) -> list[Term]:
         pieces = self._pieces(batch)
-        weigh = _Weights(pieces, self._weight, alone=len(pieces) * self.policy.accumulate == 1)
+        others = len(pieces) * self.policy.accumulate * self._replicas.count
+        weigh = _Weights(pieces, self._weight, alone=others == 1)
         terms: list[Term] = []
+        failure = ""
         for number, piece in enumerate(pieces):
-            is_last = ends and number == len(pieces) - 1
-            with self._replicas.passing(is_last=is_last):
+            closes = number == len(pieces) - 1
+            with self._replicas.passing(is_last=ends and closes):
                 term = self._forward(piece, lambda number=number: weigh.of(number))  # type: ignore[misc]
+                failure = failure or _failure(term)
+                share = self._checked(term, failure, closes=closes, ends=ends)
                 expected = weigh.total(term) * self.policy.accumulate
-                self._backward(term, expected, is_last=is_last)
+                if not failure:
+                    self._backward(term, expected, share if ends else None)
             terms.append(dataclasses.replace(term, value=term.value.detach()))
         return terms
+
+    def _checked(self, term: Term, failure: str, *, closes: bool, ends: bool) -> float | None:
+        """Stop at a loss that is not finite; on several ranks at the end of the batch, on all of them.
+
+        What is returned, then, is what gradients are divided by, see Note [Replicas] in `replicas.py`.
+        """
+        if failure and self._replicas.count == 1:
+            raise self._not_finite(failure)
+        if not closes:
+            return None
+        share, failures = self._replicas.share_of(self._accumulation.weight + term.weight, failed=bool(failure))
+        if failures:
+            if ends:
+                term.value.backward()  # which DDP waits for since the forward pass; the gradients are dropped
+            raise self._not_finite(failure or f"is not finite on {failures} of {self._replicas.count} ranks")
+        return share
 
     def _pieces(self, batch: Any) -> Sequence[Any]:
         if self.policy.micro_batches == 1:
@@ -237,32 +259,22 @@ class Step:
             piece = map_tensors(in_bfloat16, piece)
         with autocast(self.policy.precision, self._device.type):
             returned = self.loss(self.model, piece) if self._captured is None else self._captured(piece)
-            term = term_of(returned, self._reduction, weight)
-        if not bool(torch.isfinite(term.value.detach())):
-            self._replicas.share_of(0.0, failed=True)
-            raise self._not_finite(f"is {term.value.item()}")
-        return term
+            return term_of(returned, self._reduction, weight)
 
-    def _backward(self, term: Term, expected: float, *, is_last: bool) -> None:
+    def _backward(self, term: Term, expected: float, share: float | None) -> None:
+        """`share` is given for the last pass before an update."""
         factor = self._accumulation.seed(
             term,
             expected=expected,
-            share=self._share(self._accumulation.weight + term.weight) if is_last else None,
+            share=share,
             parameters=self._parameters,
             ranks=self._replicas.count,
         )
         seed = torch.full_like(term.value.detach(), factor)
         if self._scaler is not None:
             seed = self._scaler.scaled(seed)
-        with self._updater.around_backward(term.value, self._parameters, is_last=is_last):
+        with self._updater.around_backward(term.value, self._parameters, is_last=share is not None):
             term.value.backward(gradient=seed)
-
-    def _share(self, weight: float) -> float:
-        """What gradients are divided by, see Note [Replicas] in `replicas.py`."""
-        share, failures = self._replicas.share_of(weight)
-        if failures:
-            raise self._not_finite(f"is not finite on {failures} of {self._replicas.count} ranks")
-        return share
 
     def _not_finite(self, found: str) -> NonFiniteLoss:
         number = self.position.updates + self.position.skipped + 1
@@ -327,6 +339,12 @@ class _Weights:
             count = row_count if self._weight is None else lambda piece: counted(self._weight, piece)
             self._known = [float(count(piece)) for piece in self._pieces]
         return self._known
+
+
+def _failure(term: Term) -> str:
+    """What is wrong with a loss, if anything."""
+    value = term.value.detach()
+    return "" if bool(torch.isfinite(value)) else f"is {value.item()}"
 
 
 def _policy(policy: StepPolicy | None, techniques: dict[str, Any]) -> StepPolicy:
