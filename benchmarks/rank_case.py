@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -125,6 +124,8 @@ def _divided(model: nn.Module, strategy: str) -> tuple[nn.Module, torch.optim.Op
         return model, torch.optim.AdamW(model.parameters())
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=strategy.endswith("views"))
     if strategy == "zero1":
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # the import warns
+
         return wrapped, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
     return wrapped, torch.optim.AdamW(model.parameters())
 

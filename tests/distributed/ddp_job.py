@@ -56,10 +56,11 @@ def gradients(kind: str, options: dict[str, Any], fitted: str) -> dict[str, torc
 
 
 def stepped(**options: Any) -> dict[str, torch.Tensor]:
-    """Twenty steps of `memfit.Step` over a planned DDP model; the mean is over tokens, which ranks have unequally many."""
+    """Twenty steps of `memfit.Step` over a planned DDP model. The mean is over tokens, of which ranks have unlike many."""
     rank, count = dist.get_rank(), dist.get_world_size()
     model = make_model("words")
-    distributed.fit(model, (whole_batch(0)[0][:4],), recompute="blocks.*")
+    rows = 4 // options.get("micro_batches", 1)
+    distributed.fit(model, (whole_batch(0)[0][:rows],), recompute="blocks.*")
     wrapped = DistributedDataParallel(model, gradient_as_bucket_view=True)
     step = memfit.Step(wrapped, torch.optim.AdamW(model.parameters(), lr=1e-2), mean_over_tokens, **options)
     for number in range(20):
@@ -79,9 +80,7 @@ def whole_batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 def mean_over_tokens(model: Any, batch: tuple[torch.Tensor, torch.Tensor]) -> memfit.Mean:
     labels = batch[1].flatten()
-    total = torch.nn.functional.cross_entropy(
-        model(batch[0]).flatten(0, 1), labels, ignore_index=-100, reduction="sum"
-    )
+    total = torch.nn.functional.cross_entropy(model(batch[0]).flatten(0, 1), labels, ignore_index=-100, reduction="sum")
     return memfit.Mean(total, (labels != -100).sum())
 
 

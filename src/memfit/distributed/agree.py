@@ -165,25 +165,28 @@ def _findings(model: nn.Module, sample: Any, recipe: Recipe, options: Mapping[st
             "model": [type(model).__name__, *describe_states(model)],
             "sample": describe_sample(example),
             "options": {name: str(value) for name, value in options.items() if not callable(value)},
-            "graph": _graph_digest(model, example, recipe),
+            **_graph_findings(model, example, recipe),
         }
     except Exception as error:  # whatever it is: the others must not wait for this rank
         return {"failure": _told(error)}
 
 
-def _graph_digest(model: nn.Module, example: Sample, recipe: Recipe) -> str:
+def _graph_findings(model: nn.Module, example: Sample, recipe: Recipe) -> dict[str, str]:
     with removed(model):
         try:
             with traced_for(model, example, recipe, with_hooks=False) as joint:
-                return planned_graph(joint, recipe).digest()
-        except CaptureError:
-            return _NOT_WHOLE  # planned region by region
+                return {"graph": planned_graph(joint, recipe).digest()}
+        except CaptureError as error:
+            return {"graph": _NOT_WHOLE, "reason": _told(error)}  # planned region by region, if so on all ranks
 
 
 def _compare(words: Sequence[str]) -> None:
     """Refuse ranks that differ, by rank and by what differs."""
     findings = [json.loads(word) for word in words]
-    _raise_failures("could not capture the model", [each.get("failure", "") for each in findings])
+    reasons = [each.pop("reason", "") for each in findings]
+    failures = [each.get("failure", "") for each in findings]
+    is_whole_somewhere = any(each.get("graph") != _NOT_WHOLE for each in findings)
+    _raise_failures("could not capture the model", reasons if is_whole_somewhere and any(reasons) else failures)
     differing = [line for rank, each in enumerate(findings) for line in _differences(rank, each, findings[0])]
     if differing:
         more = f"; and {len(differing) - 3} more" if len(differing) > 3 else ""
