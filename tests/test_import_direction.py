@@ -13,9 +13,9 @@ import memfit
 SOURCE = Path(memfit.__file__).parent
 BENCHMARKS = SOURCE.parents[1] / "benchmarks"
 
-DATA = {"errors", "units", "files", "ir", "tensors"}
+DATA = {"errors", "units", "files", "ir", "tensors", "collectives"}
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
-BELOW_API = BELOW_CAPTURE | {"plan", "estimate", "capture", "execute", "pipeline", "runner", "regions"}
+BELOW_API = BELOW_CAPTURE | {"plan", "estimate", "capture", "execute", "pipeline", "runner", "regions", "unplanned"}
 BELOW_STEP = BELOW_API | {"api", "prove"}
 BELOW_REPORT = BELOW_STEP | {"step", "multilevel", "distributed", "integrations", "zoo"}
 
@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "files": {"errors"},
     "ir": {"errors"},
     "tensors": set(),
+    "collectives": set(),
     "_torch": DATA,
     "ops": DATA | {"_torch"},
     "measure": DATA | {"_torch", "ops"},
@@ -33,13 +34,14 @@ MAY_IMPORT = {
     "execute": BELOW_CAPTURE | {"capture"},
     "estimate": BELOW_CAPTURE | {"plan"},
     "pipeline": BELOW_CAPTURE | {"plan", "capture", "execute"},
+    "unplanned": BELOW_CAPTURE | {"plan", "estimate", "capture", "execute", "pipeline"},
     "runner": BELOW_CAPTURE | {"plan", "capture", "execute", "pipeline"},
     "regions": BELOW_CAPTURE | {"plan", "capture", "execute", "pipeline", "runner"},
     "api": BELOW_API,
     "prove": BELOW_API | {"api"},
     "step": BELOW_STEP,
-    "multilevel": BELOW_STEP | {"step"},
     "distributed": BELOW_STEP | {"step"},
+    "multilevel": BELOW_STEP | {"step", "distributed"},
     "integrations": BELOW_STEP | {"step"},
     "zoo": BELOW_STEP | {"step"},
     "report": BELOW_REPORT,

@@ -26,6 +26,7 @@ PUBLIC_NAMES = [
     "NonFiniteLoss",
     "Plan",
     "Profile",
+    "RankError",
     "Sample",
     "Step",
     "StepPolicy",
@@ -92,3 +93,12 @@ def test_the_public_names_of_multilevel_are_these() -> None:
         "Problem",
     ]
     assert all(vars(multilevel)[name].__doc__ for name in multilevel.__all__)
+
+
+def test_the_public_names_of_distributed_are_these() -> None:
+    from memfit import distributed
+
+    assert {*distributed.__all__} >= {
+        *("STRATEGIES", "BucketPolicy", "Ranks", "estimate", "fit", "plan", "resume", "save", "unit_names"),
+    }
+    assert all(vars(distributed)[name].__doc__ for name in distributed.__all__)

@@ -14,6 +14,7 @@ from memfit.errors import (
     InvalidSample,
     MemfitError,
     NonFiniteLoss,
+    RankError,
 )
 from memfit.estimate import Estimate
 from memfit.execute.attach import remove
@@ -50,6 +51,7 @@ __all__ = [
     "NonFiniteLoss",
     "Plan",
     "Profile",
+    "RankError",
     "Sample",
     "Step",
     "StepPolicy",

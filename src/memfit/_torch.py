@@ -21,6 +21,8 @@
     Inside a backward pass: whether its caller keeps the graph for another one.
 `current_node` rests on `_current_autograd_node`
     Inside a backward pass: the node of autograd that is running, whose `next_functions` follow its inputs.
+`default_store` rests on `distributed_c10d._get_default_store`
+    What the ranks of a process group found each other by; words can be left in it without a collective.
 `plain_function` rests on `OpOverload._op`
     The operator without the Python wrapper around it.
 `memory_events` and `marked_memory_events` rest on `profile.kineto_results`
@@ -46,6 +48,7 @@ from typing import Any
 import torch
 import torch._functorch.config
 import torch._inductor.config
+import torch.distributed
 import torch.fx.traceback
 from torch import fx, nn
 from torch._dispatch.python import no_python_dispatcher as eager_dispatch
@@ -74,6 +77,7 @@ __all__ = [
     "compile_joint",
     "cuda_memory_events",
     "current_node",
+    "default_store",
     "detect_fake_mode",
     "eager_dispatch",
     "export_joint",
@@ -146,6 +150,11 @@ def tracing_flags() -> Iterator[None]:
 def plain_function(target: Any) -> Any:
     """The callable behind an operator, without the Python wrapper around it."""
     return target._op if isinstance(target, torch._ops.OpOverload) else target
+
+
+def default_store() -> Any:
+    """The store of the default process group."""
+    return torch.distributed.distributed_c10d._get_default_store()
 
 
 def memory_events(run: Callable[[], Any]) -> list[int]:

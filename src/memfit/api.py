@@ -1,58 +1,40 @@
 """What users call: capture, then simulate, then execute."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
-from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
-from memfit.capture.trace import traced
-from memfit.capture.with_loss import WithLoss
 from memfit.errors import CaptureError, InfeasibleBudget, InvalidFile, InvalidInput, InvalidModel
-from memfit.estimate import Estimate, ParameterCount
+from memfit.estimate import Estimate
 from memfit.execute.attach import attach, remove, removed
-from memfit.ir import Graph, without_prefix
-from memfit.measure.cost import OperatorCost
-from memfit.measure.cuda import with_byte_masks
-from memfit.measure.devices import Device, find_device
-from memfit.measure.optimizer import OptimizerLike, check_optimizer, optimizer_name
+from memfit.measure.devices import find_device
+from memfit.measure.optimizer import OptimizerLike, check_optimizer
 from memfit.measure.probe import Progress
 from memfit.pipeline import (
     EXACT,
     Budget,
     Recipe,
     check_fractions,
-    could_run_here,
-    device_of,
     frontier_recipes,
-    granularity_bytes,
-    is_for_cuda,
     make_plan,
     make_planner,
     model_digest,
-    operator_costs,
     prepare,
     recipe_of,
-    step_optimizer_memory,
     traced_for,
-    with_real_sizes,
-    workspace_bytes,
 )
 from memfit.plan.frontier import Frontier
-from memfit.plan.identity import identity_program
 from memfit.plan.plan import Plan
 from memfit.plan.select import Selection
-from memfit.plan.simulate import simulate
 from memfit.plan.solve import Report
 from memfit.regions.planner import make_region_planner
 from memfit.regions.run import RegionRunner, apply_regions, plan_in_regions
 from memfit.runner import Runner
+from memfit.unplanned import Loss, unplanned_step
 
 Selections = Selection | Sequence[Selection]
-Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
 def estimate(
@@ -77,34 +59,16 @@ def estimate(
     where the step could run on this machine.
     """
     _check_model(model)
-    target = None if device is None else find_device(device)
-    check_optimizer(optimizer)
-    with removed(model):
-        graph = _captured_graph(model, sample, loss, backward_from)
-    if is_for_cuda(model, target) and not is_for_cuda(model, None):
-        graph = with_byte_masks(graph)
-    needs = step_optimizer_memory(optimizer, model, graph, target)
-    if measure is None:
-        measure = target is None and could_run_here(graph, needs)
-    costs = operator_costs(graph, device_of(model), progress) if measure else {}
-    graph = with_real_sizes(graph, costs)
-    timeline = simulate(
-        graph,
-        identity_program(graph),
-        workspace_bytes=[workspace_bytes(graph, operation, costs) for operation in graph.operations],
-        optimizer=needs,
-        granularity_bytes=granularity_bytes(model, target),
-    )
-    return Estimate(
-        model=type(model).__name__,
-        optimizer=None if optimizer is None else optimizer_name(optimizer),
-        device=device_of(model) if target is None else target.name,
-        graph=graph,
-        timeline=timeline,
-        parameters=_parameter_counts(model),
-        workspaces_measured=all(each.signature in costs for each in graph.operations if each.signature),
-        notes=tuple(_notes(graph, costs, target)),
-    )
+    return unplanned_step(
+        model,
+        sample,
+        optimizer=optimizer,
+        loss=loss,
+        device=device,
+        measure=measure,
+        backward_from=backward_from,
+        progress=progress,
+    ).estimate()
 
 
 def plan(
@@ -328,6 +292,11 @@ def _selections(given: Selections) -> tuple[Selection, ...]:
 def _check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise InvalidModel(f"a torch.nn.Module was expected, a {type(model).__name__} was given")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise InvalidModel(
+            "the model is inside DistributedDataParallel, whose own forward cannot be captured; give the model itself "
+            "(model.module), or use memfit.distributed, which plans once for all ranks"
+        )
 
 
 def _check_trainable(model: nn.Module) -> None:
@@ -348,42 +317,4 @@ def _check_plan(plan: Plan, model: nn.Module) -> None:
         raise InvalidFile(
             f"the plan was made for a {plan.model} with other parameters or buffers (names, shapes, dtypes or which "
             "are trained differ); plan again"
-        )
-
-
-def _captured_graph(model: nn.Module, sample: Any, loss: Loss | None, backward_from: str) -> Graph:
-    subject = model if loss is None else WithLoss(model, loss)
-    example = Sample.of(sample) if loss is None else Sample((sample,))
-    with traced(subject, example, backward_from=backward_from) as joint:
-        graph = lower(joint)
-    return graph if loss is None else without_prefix(graph, "model")
-
-
-def _parameter_counts(model: nn.Module) -> tuple[ParameterCount, ...]:
-    counts: Counter[tuple[str, bool]] = Counter()
-    sizes: Counter[tuple[str, bool]] = Counter()
-    for parameter in model.parameters():
-        key = (str(parameter.dtype).removeprefix("torch."), parameter.requires_grad)
-        counts[key] += parameter.numel()
-        sizes[key] += parameter.numel() * parameter.element_size()
-    return tuple(
-        ParameterCount(dtype=dtype, trainable=trainable, count=counts[dtype, trainable], size_bytes=size)
-        for (dtype, trainable), size in sizes.most_common()
-    )
-
-
-def _notes(graph: Graph, costs: Mapping[str, OperatorCost], target: Device | None) -> Iterator[str]:
-    if target is not None:
-        yield (
-            f"traced as it runs here and counted for {target.name}: operators that choose another "
-            "algorithm there (attention with dropout, recurrent layers) may keep less or more"
-        )
-    if not costs:
-        yield "workspaces that operators allocate inside are not counted: they were not measured"
-        return
-    unknown = {each.target for each in graph.operations if each.signature and each.signature not in costs}
-    if unknown:
-        yield (
-            f"{', '.join(sorted(unknown))} could not be run by itself, so what it allocates inside is not counted; "
-            "check that the model itself runs on this sample"
         )

@@ -8,6 +8,7 @@ MemfitError
 │   └── InvalidFile         a file of ours that is damaged, foreign or too new
 ├── InfeasibleBudget    no plan fits; says the smallest budget that one does (exit code 3)
 ├── CaptureError        the model could not be traced; names module, source line and reason
+├── RankError           the ranks of a run do not agree, or one of them failed; all of them raise it
 ├── ExecutionError      a captured model was used in a way it was not captured for, or a tier failed
 └── NonFiniteLoss       a step's loss is not a number; says which step, nothing was updated
 
@@ -73,6 +74,10 @@ class CaptureError(MemfitError):
 
 class ExecutionError(MemfitError):
     """A captured model was used in a way it was not captured for."""
+
+
+class RankError(MemfitError):
+    """The ranks of a run do not agree, or one of them failed. Raised alike on all of them."""
 
 
 class NonFiniteLoss(MemfitError):

@@ -83,6 +83,17 @@ def test_optimizers_are_chosen_by_name(run_memfit):
     assert state("sgd") == (parameter_bytes, "sgd")
 
 
+@pytest.mark.parametrize("shard", ["ddp", "zero1", "fsdp"])
+def test_one_of_several_ranks_is_estimated(run_memfit, shard):
+    def peak_bytes(*options):
+        return json.loads(run_memfit(*WITH_INPUT, "--json", *options).out)["peak_bytes"]
+
+    alone, one = peak_bytes(), peak_bytes("--world-size", "1", "--shard", shard)
+    assert one == alone
+    assert peak_bytes("--world-size", "8", "--shard", shard) != alone
+    assert peak_bytes("--world-size", "8", "--bucket-views") < peak_bytes("--world-size", "8")
+
+
 def test_a_dtype_is_for_parameters_and_inputs(run_memfit):
     answer = json.loads(run_memfit(*WITH_INPUT, "--json", "--dtype", "bfloat16").out)
     assert [each["dtype"] for each in answer["parameters"]] == ["bfloat16"]

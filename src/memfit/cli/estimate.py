@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -12,6 +12,9 @@ from memfit.cli import options
 from memfit.cli.progress import Display, display
 from memfit.cli.streams import interruptible, only_results_on_stdout, write_file
 from memfit.cli.subject import Subject
+from memfit.distributed.buckets import BucketPolicy
+from memfit.distributed.simulated import check_world
+from memfit.distributed.simulated import estimate as estimate_rank
 from memfit.estimate import Estimate
 from memfit.report import page
 from memfit.report.breakdown import automatic_depth
@@ -43,6 +46,10 @@ Examples:
   memfit estimate --model "./net.py:make_model(width=64)" \\
       --sample ./net.py:make_batch --optimizer sgd \\
       --device 24GiB --html report.html
+\b
+  memfit estimate --model "transformers:LlamaForCausalLM()" \\
+      --dtype bfloat16 --world-size 8 --shard fsdp --device A100-40GB \\
+      --input input_ids=1x2048:int64 --input labels=1x2048:int64
 """
 
 
@@ -64,6 +71,17 @@ def estimate(
             show_default="where the step could run here",
         ),
     ] = None,
+    world_size: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="How many ranks train together; --input is one rank's share of a batch."),
+    ] = None,
+    shard: Annotated[
+        str,
+        typer.Option(metavar="ddp|zero1|fsdp", help="What is divided over the ranks, with --world-size."),
+    ] = "ddp",
+    bucket_views: Annotated[
+        bool, typer.Option("--bucket-views", help="DDP with gradient_as_bucket_view: gradients are held once.")
+    ] = False,
     as_json: options.AsJson = False,
     html: Annotated[
         Path | None, typer.Option(metavar="PATH", dir_okay=False, help="Write a report page to this file.")
@@ -76,7 +94,8 @@ def estimate(
     subject = Subject.of(model, inputs, sample, dtype)
     with interruptible():
         with only_results_on_stdout(), display() as shown:
-            result = _estimated(subject, options.optimizer_of(optimizer), limit, measure, shown)
+            ranks = None if world_size is None else Ranks(world_size, shard, bucket_views)
+            result = _estimated(subject, options.optimizer_of(optimizer), limit, measure, shown, ranks)
         if html is not None:
             write_file(html, page.render(result, limit, top=top, depth=depth), noun="report", option="--html")
         if as_json:
@@ -87,14 +106,41 @@ def estimate(
         raise typer.Exit(DOES_NOT_FIT)
 
 
+class Ranks(NamedTuple):
+    """Those of which one is estimated."""
+
+    world_size: int
+    shard: str
+    bucket_views: bool
+
+
 def _estimated(
-    subject: Subject, optimizer: str | None, limit: Limit | None, measure: bool | None, shown: Display
+    subject: Subject,
+    optimizer: str | None,
+    limit: Limit | None,
+    measure: bool | None,
+    shown: Display,
+    ranks: Ranks | None,
 ) -> Estimate:
+    if ranks is not None:
+        check_world(ranks.world_size, ranks.shard)
     shown.doing("building the model")
     model, sample = subject.without_weights()
     shown.doing("tracing a training step")
     device = limit.label if limit is not None and limit.is_device else None
-    return api.estimate(model, sample, optimizer=optimizer, device=device, measure=measure, progress=shown.measured)
+    if ranks is None:
+        return api.estimate(model, sample, optimizer=optimizer, device=device, measure=measure, progress=shown.measured)
+    return estimate_rank(
+        model,
+        sample,
+        optimizer=optimizer,
+        device=device,
+        measure=measure,
+        progress=shown.measured,
+        world_size=ranks.world_size,
+        shard=ranks.shard,
+        buckets=BucketPolicy(views=ranks.bucket_views),
+    )
 
 
 def _json(result: Estimate, limit: Limit | None, *, depth: int, top: int) -> str:

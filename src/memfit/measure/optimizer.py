@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
@@ -15,7 +16,16 @@ from memfit.ir import OptimizerMemory
 from memfit.measure.live import AnsweredQuestions, LiveBytes
 from memfit.tensors import storage_bytes
 
-OptimizerLike = str | Optimizer | Callable[..., Optimizer]
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KnownMemory:
+    """Stands for an optimizer, and what else lives beside the step, whose memory has been found out already."""
+
+    name: str
+    memory: OptimizerMemory
+
+
+OptimizerLike = str | Optimizer | Callable[..., Optimizer] | KnownMemory
 
 _BY_NAME: dict[str, Callable[..., Optimizer]] = {
     name.lower(): cls
@@ -39,6 +49,8 @@ def optimizer_memory(
     optimizers that were not told otherwise work on all parameters at once (`foreach`). Parameters
     `without_gradient` are skipped by the step, as those that the loss does not depend on.
     """
+    if isinstance(optimizer, KnownMemory):
+        return optimizer.memory
     mode = _torch.FakeTensorMode()
     with mode, AnsweredQuestions(), _explaining(optimizer_name(optimizer)):
         twin, originals = _twin(optimizer, parameters)
@@ -60,11 +72,13 @@ def optimizer_name(optimizer: OptimizerLike) -> str:
         return optimizer
     if isinstance(optimizer, Optimizer):
         return type(optimizer).__name__
+    if isinstance(optimizer, KnownMemory):
+        return optimizer.name
     return getattr(optimizer, "__name__", type(optimizer).__name__)
 
 
 def _twin(
-    optimizer: OptimizerLike, parameters: Sequence[nn.Parameter]
+    optimizer: str | Optimizer | Callable[..., Optimizer], parameters: Sequence[nn.Parameter]
 ) -> tuple[Optimizer, list[tuple[nn.Parameter, nn.Parameter]]]:
     """An optimizer like the given one over stand-ins without memory, and whom each stands in for."""
     originals: list[tuple[nn.Parameter, nn.Parameter]] = []

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from rich.progress import Progress
 
+from memfit.distributed.ranks import Ranks
 from memfit.errors import InvalidInput
 from memfit.multilevel.budgets import plan_levels
 from memfit.multilevel.configs import EngineConfig
@@ -17,7 +18,6 @@ from memfit.multilevel.estimate import CycleEstimate, estimate_cycle
 from memfit.multilevel.loggers import Nowhere, Sink, make_sink, write_metrics
 from memfit.multilevel.openness import Openness
 from memfit.multilevel.problems import Problem
-from memfit.multilevel.ranks import Ranks
 from memfit.multilevel.records import Snapshot
 from memfit.multilevel.saving import load_state, save_state
 from memfit.multilevel.steps import make_step

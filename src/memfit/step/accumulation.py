@@ -25,31 +25,42 @@ class Accumulation:
     weight: float = 0.0  # of their pieces
     denominator: float | None = None  # of the accumulated gradients, see Note [Denominators]
 
-    def seed(self, term: Term, *, expected: float, is_last: bool, parameters: Iterable[nn.Parameter]) -> float:
-        """Count one piece in; the gradient its backward pass starts with."""
+    def seed(
+        self,
+        term: Term,
+        *,
+        expected: float,
+        share: float | None,
+        parameters: Iterable[nn.Parameter],
+        ranks: int = 1,
+    ) -> float:
+        """Count one piece in; the gradient its backward pass starts with.
+
+        `share` is given for the last piece of an update: of all weights on all ranks, which then average.
+        """
         if not term.is_mean:
-            return 1.0
+            return float(ranks)  # a sum, which the average over ranks divides
         self.weight += term.weight
-        if is_last:
-            self.settle(parameters)
+        if share is not None:
+            self.settle(parameters, share)
         elif self.denominator is None:
             self.denominator = expected
         assert self.denominator is not None
         return term.seed(self.denominator)
 
-    def settle(self, parameters: Iterable[nn.Parameter]) -> None:
+    def settle(self, parameters: Iterable[nn.Parameter], share: float) -> None:
         """Bring the gradients so far to the true denominator."""
-        if not self.weight > 0:
+        if not share > 0:
             raise InvalidInput(
                 "no piece of the batch has anything to count (every weight is 0), so its mean does not exist; leave "
                 "such batches out"
             )
-        if self.denominator is not None and self.denominator != self.weight:
+        if self.denominator is not None and self.denominator != share:
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             with torch.no_grad():
                 for gradient in gradients:
-                    gradient.mul_(self.denominator / self.weight)
-        self.denominator = self.weight
+                    gradient.mul_(self.denominator / share)
+        self.denominator = share
 
     def to_json(self) -> dict[str, float | None]:
         return dataclasses.asdict(self)

@@ -21,16 +21,20 @@ def peak_with_updates(
     graph: Graph, program: Program, workspace_bytes: Sequence[int], *, update_bytes: int, granularity_bytes: int
 ) -> int:
     """The peak of a program, see Note [Gone at once]; each update needs `update_bytes` while it runs."""
-    updates = _update_operations(graph)
+    extended, updating, workspaces = with_updates(graph, program, workspace_bytes, update_bytes=update_bytes)
+    return simulate(extended, updating, workspace_bytes=workspaces, granularity_bytes=granularity_bytes).peak_bytes
+
+
+def with_updates(
+    graph: Graph, program: Program, workspace_bytes: Sequence[int], *, update_bytes: int, label: str = "update"
+) -> tuple[Graph, Program, list[int]]:
+    """Graph, program and workspaces of a pass that uses gradients at once, see Note [Gone at once]."""
+    updates = _update_operations(graph, label)
     first = len(graph.operations) + len(graph.alternatives)
     numbered = {gradient: first + number for number, gradient in enumerate(updates)}
     extended = dataclasses.replace(graph, alternatives=(*graph.alternatives, *updates.values()))
-    return simulate(
-        extended,
-        dataclasses.replace(program, backward=tuple(_with_updates(graph, program.backward, numbered))),
-        workspace_bytes=[*workspace_bytes, *(update_bytes for _ in updates)],
-        granularity_bytes=granularity_bytes,
-    ).peak_bytes
+    updating = dataclasses.replace(program, backward=tuple(_with_updates(graph, program.backward, numbered)))
+    return extended, updating, [*workspace_bytes, *(update_bytes for _ in updates)]
 
 
 def without_gradients_held(graph: Graph) -> Graph:
@@ -105,11 +109,11 @@ def _end_of_call(graph: Graph, backward: Sequence[Instruction], place: int) -> i
     return len(backward) - 1
 
 
-def _update_operations(graph: Graph) -> dict[int, Operation]:
+def _update_operations(graph: Graph, label: str) -> dict[int, Operation]:
     """By gradient; what gets no gradient of its own in the pass has none."""
     return {
         gradient: Operation(
-            name=f"update {graph.storages[parameter].name}",
+            name=f"{label} {graph.storages[parameter].name}",
             target=_UPDATE,
             phase=Phase.BACKWARD,
             inputs=(parameter, gradient),

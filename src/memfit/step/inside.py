@@ -66,7 +66,7 @@ class InsideBackward:
 def accumulating(model: nn.Module, loss: torch.Tensor, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
     """Let captured calls add to gradients that exist one by one, as plain autograd does."""
     existing = [parameter for parameter in parameters if parameter.grad is not None]
-    if not existing or is_distributed(model) or not has_captured_calls(model):
+    if not existing or _adds_up_elsewhere(model) or not has_captured_calls(model):
         yield
         return
 
@@ -88,6 +88,13 @@ def is_distributed(model: nn.Module) -> bool:
     """Whether gradients are not complete when they are accumulated, but added up over processes."""
     sharded = any(type(parameter.data) is not torch.Tensor for parameter in model.parameters())
     return isinstance(model, nn.parallel.DistributedDataParallel) or sharded
+
+
+def _adds_up_elsewhere(model: nn.Module) -> bool:
+    """Whether gradients go to other processes in the next backward pass."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        return model.require_backward_grad_sync  # not under `no_sync`
+    return is_distributed(model)
 
 
 def check_gradients_stay_here(model: nn.Module) -> None:

@@ -31,6 +31,7 @@ from memfit.step.optimizers import check_without_closure, parameters_of
 from memfit.step.policy import StepPolicy
 from memfit.step.precision import Scaler, autocast, in_bfloat16, make_pure
 from memfit.step.random_state import random_state, set_random_state
+from memfit.step.replicas import Replicas
 from memfit.step.restore import check_model, restore_model, restore_optimizer
 from memfit.step.updater import Updater
 from memfit.step.wishes import Report, Wishes
@@ -99,6 +100,7 @@ class Step:
         self._device = _device_of(optimizer)
         self._seed = seed
         self._captured: CapturedLoss | None = None
+        self._replicas = Replicas(model, self._device)
         if choice is not None:
             _check_alone(choice, budget, policy, techniques)
             policy, techniques = choice.policy, {}
@@ -160,7 +162,9 @@ class Step:
         """Update with what has been accumulated so far, if anything: at the end of a short epoch."""
         if self._accumulation.batches:
             if self._accumulation.denominator is not None:
-                self._accumulation.settle(self._parameters)
+                share, _ = self._replicas.share_of(self._accumulation.weight)
+                self._accumulation.settle(self._parameters, share)
+            self._replicas.average_gradients(self._parameters)
             self._update(None)
 
     def epoch(self, loader: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -179,7 +183,7 @@ class Step:
         """Everything that the next step depends on: model, optimizer, schedule, scale, generators, position."""
         self._updater.settle()
         return {
-            "model": self.model.state_dict(),
+            "model": self._replicas.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "scaler": None if self._scaler is None else self._scaler.state_dict(),
@@ -192,9 +196,9 @@ class Step:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken: the next step gives the numbers it would have given there."""
-        check_model(self.model, state["model"])
+        check_model(self._replicas.module, state["model"])
         restore_optimizer(self.optimizer, state["optimizer"], self._updater.adopt)
-        restore_model(self.model, state["model"])
+        restore_model(self._replicas.module, state["model"])
         self._updater.settle()
         for part, name in ((self.scheduler, "scheduler"), (self._scaler, "scaler")):
             if part is not None and state[name] is not None:
@@ -219,14 +223,37 @@ class Step:
 
     def _run(self, batch: Any, *, ends: bool) -> list[Term]:
         pieces = self._pieces(batch)
-        weigh = _Weights(pieces, self._weight, alone=len(pieces) * self.policy.accumulate == 1)
+        others = len(pieces) * self.policy.accumulate * self._replicas.count
+        weigh = _Weights(pieces, self._weight, alone=others == 1)
         terms: list[Term] = []
+        failure = ""
         for number, piece in enumerate(pieces):
-            term = self._forward(piece, lambda number=number: weigh.of(number))  # type: ignore[misc]
-            expected = weigh.total(term) * self.policy.accumulate
-            self._backward(term, expected, is_last=ends and number == len(pieces) - 1)
+            closes = number == len(pieces) - 1
+            with self._replicas.passing(is_last=ends and closes):
+                term = self._forward(piece, lambda number=number: weigh.of(number))  # type: ignore[misc]
+                failure = failure or _failure(term)
+                share = self._checked(term, failure, closes=closes, ends=ends)
+                expected = weigh.total(term) * self.policy.accumulate
+                if not failure:
+                    self._backward(term, expected, share if ends else None)
             terms.append(dataclasses.replace(term, value=term.value.detach()))
         return terms
+
+    def _checked(self, term: Term, failure: str, *, closes: bool, ends: bool) -> float | None:
+        """Stop at a loss that is not finite; on several ranks at the end of the batch, on all of them.
+
+        What is returned, then, is what gradients are divided by, see Note [Replicas] in `replicas.py`.
+        """
+        if failure and self._replicas.count == 1:
+            raise self._not_finite(failure)
+        if not closes:
+            return None
+        share, failures = self._replicas.share_of(self._accumulation.weight + term.weight, failed=bool(failure))
+        if failures:
+            if ends:
+                term.value.backward()  # which DDP waits for since the forward pass; the gradients are dropped
+            raise self._not_finite(failure or f"is not finite on {failures} of {self._replicas.count} ranks")
+        return share
 
     def _pieces(self, batch: Any) -> Sequence[Any]:
         if self.policy.micro_batches == 1:
@@ -243,23 +270,30 @@ class Step:
             piece = map_tensors(in_bfloat16, piece)
         with autocast(self.policy.precision, self._device.type):
             returned = self.loss(self.model, piece) if self._captured is None else self._captured(piece)
-            term = term_of(returned, self._reduction, weight)
-        if not bool(torch.isfinite(term.value.detach())):
-            number = self.position.updates + self.position.skipped + 1
-            raise NonFiniteLoss(
-                f"the loss of step {number} is {term.value.item()}; nothing was updated and the gradients so far "
-                "were dropped; look at the batch and the learning rate, or go on with the next batch",
-                step=number,
-            )
-        return term
+            return term_of(returned, self._reduction, weight)
 
-    def _backward(self, term: Term, expected: float, *, is_last: bool) -> None:
-        factor = self._accumulation.seed(term, expected=expected, is_last=is_last, parameters=self._parameters)
+    def _backward(self, term: Term, expected: float, share: float | None) -> None:
+        """`share` is given for the last pass before an update."""
+        factor = self._accumulation.seed(
+            term,
+            expected=expected,
+            share=share,
+            parameters=self._parameters,
+            ranks=self._replicas.count,
+        )
         seed = torch.full_like(term.value.detach(), factor)
         if self._scaler is not None:
             seed = self._scaler.scaled(seed)
-        with self._updater.around_backward(term.value, self._parameters, is_last=is_last):
+        with self._updater.around_backward(term.value, self._parameters, is_last=share is not None):
             term.value.backward(gradient=seed)
+
+    def _not_finite(self, found: str) -> NonFiniteLoss:
+        number = self.position.updates + self.position.skipped + 1
+        return NonFiniteLoss(
+            f"the loss of step {number} {found}; nothing was updated and the gradients so far were dropped; look at "
+            "the batch and the learning rate, or go on with the next batch",
+            step=number,
+        )
 
     # One update
 
@@ -316,6 +350,12 @@ class _Weights:
             count = row_count if self._weight is None else lambda piece: counted(self._weight, piece)
             self._known = [float(count(piece)) for piece in self._pieces]
         return self._known
+
+
+def _failure(term: Term) -> str:
+    """What is wrong with a loss, if anything."""
+    value = term.value.detach()
+    return "" if bool(torch.isfinite(value)) else f"is {value.item()}"
 
 
 def _policy(policy: StepPolicy | None, techniques: dict[str, Any]) -> StepPolicy:

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from memfit.multilevel.vectors import or_zeros
+from memfit.collectives import average
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 class Ranks:
     """One process, or all that torchrun started."""
 
-    def __init__(self, *, distributed: bool, backend: str | None, on_cuda: bool) -> None:
+    def __init__(self, *, distributed: bool = True, backend: str | None = None, on_cuda: bool = False) -> None:
         self.rank, self.world_size = 0, 1
         if not distributed:
             return
@@ -39,17 +39,8 @@ class Ranks:
 
     def average(self, tensors: Iterable[torch.Tensor | None]) -> None:
         """Average over ranks, in place; one message for each dtype. See Note [Equal on all ranks]."""
-        if not self.several:
-            return
-        by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-        for tensor in tensors:
-            if tensor is not None:
-                by_dtype.setdefault(tensor.dtype, []).append(tensor)
-        for parts in by_dtype.values():
-            line = torch.cat([part.reshape(-1) for part in parts]).div_(self.world_size)
-            dist.all_reduce(line)
-            for part, averaged in zip(parts, line.split([part.numel() for part in parts]), strict=True):
-                part.copy_(averaged.view_as(part))
+        if self.several:
+            average(tensors)
 
     def averaged(
         self, gradients: list[torch.Tensor | None], parameters: Sequence[torch.Tensor]
@@ -57,7 +48,10 @@ class Ranks:
         """Gradients averaged; a parameter that a rank's share did not use counts as zero there."""
         if not self.several:
             return gradients
-        whole = or_zeros(gradients, parameters)
+        whole = [
+            torch.zeros_like(parameter) if gradient is None else gradient
+            for gradient, parameter in zip(gradients, parameters, strict=True)
+        ]
         self.average(whole)
         return [*whole]
 

@@ -1,0 +1,134 @@
+"""One rank of one real run: what its third step takes, by the allocator's own events, beside what was predicted.
+
+python -m benchmarks.rank_case CASE STRATEGY   (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT in the environment)
+"""
+
+import itertools
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+import memfit
+from benchmarks.models import Case, rank_cases
+from memfit import _torch, distributed
+from memfit.cli.torchvision_repair import prepare
+from memfit.measure.peak import held_bytes
+
+STRATEGIES = ("ddp", "ddp with views", "zero1", "fsdp", "planned ddp")
+_BUDGET = 0.5  # of the activation part
+
+
+def main(name: str, strategy: str) -> None:
+    prepare()
+    logging.disable(logging.WARNING)  # of libraries that look for a GPU
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    case = next(each for each in rank_cases() if each.name == name)
+    predicted_bytes, plan = predicted(case, strategy)
+    measured_bytes = measured(case, strategy, plan)
+    print(json.dumps({"rank": dist.get_rank(), "predicted": predicted_bytes, "measured": measured_bytes}), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def predicted(case: Case, strategy: str) -> tuple[int, Any]:
+    """The peak of this rank before anything is run, and the plan if there is one."""
+    model = case.make_model().train()
+    batch = case.make_batch(case.batch_size)
+    if strategy == "planned ddp":
+        return _planned(case, model, batch)
+    kind = strategy.partition(" ")[0]
+    estimate = distributed.estimate(
+        model,
+        batch,
+        loss=case.loss,
+        optimizer="adamw",
+        world_size=dist.get_world_size(),
+        shard=kind,
+        rank=dist.get_rank(),
+        buckets=distributed.BucketPolicy(views=strategy.endswith("views")),
+    )
+    return estimate.peak_bytes, None
+
+
+def _planned(case: Case, model: nn.Module, batch: Any) -> tuple[int, Any]:
+    sample, outputs = case.sample(batch), case.outputs or "all"
+    unplanned = distributed.plan(model, sample, budget=1.0, optimizer="adamw", outputs=outputs, time_limit=1.0)
+    part_bytes = unplanned.unplanned_peak_bytes - unplanned.persistent_bytes
+    budget = unplanned.persistent_bytes + int(_BUDGET * part_bytes)
+    plan = distributed.plan(model, sample, budget=budget, optimizer="adamw", outputs=outputs, time_limit=4.0)
+    return plan.peak_bytes, plan
+
+
+def measured(case: Case, strategy: str, plan: Any) -> int:
+    """The most that lives in a step from the third on: by then optimizer state and the final buckets exist.
+
+    Everything is made under the profiler, so that DDP's buckets are counted as they are allocated. FSDP's buffers are
+    released by threads of gloo at times, which the profiler does not see. There every step starts from what is held,
+    and the least of several steps is taken: a release that is not seen only adds.
+    """
+    held: list[int] = []
+    steps = 6 if strategy == "fsdp" else 3
+
+    def run() -> None:
+        torch.manual_seed(dist.get_rank())
+        model = case.make_model().train()
+        batch = case.make_batch(case.batch_size)
+        if plan is not None:
+            memfit.apply(plan, model)
+        trained, optimizer = _divided(model, strategy)
+        for number in range(steps):
+            if number >= 2:
+                held.append(held_bytes(_local([*model.parameters(), *model.buffers(), batch, optimizer])))
+                _torch.set_mark(f"step {number}")
+            optimizer.zero_grad(set_to_none=True)
+            loss = case.loss(trained, batch)
+            loss.backward()
+            optimizer.step()
+            del loss
+
+    events = _torch.marked_memory_events(run)
+    live = list(itertools.accumulate(change for _, change in events))
+    starts = [place for place, (label, _) in enumerate(events) if label]
+    peaks = [max(live[start:end]) for start, end in itertools.pairwise([*starts, len(live)])]
+    if strategy != "fsdp":
+        return peaks[-1]
+    return min(peak - live[start] + own for peak, start, own in zip(peaks, starts, held, strict=True))
+
+
+def _local(holders: list[Any]) -> Iterator[Any]:
+    """Tensors of this rank alone, gradients of parameters included."""
+    for holder in holders:
+        if isinstance(holder, torch.optim.Optimizer):
+            yield from _local([value for state in holder.state.values() for value in state.values()])
+            continue
+        gradient = holder.grad if isinstance(holder, nn.Parameter) else None
+        for each in (holder, gradient):
+            yield each.to_local() if isinstance(each, DTensor) else each
+
+
+def _divided(model: nn.Module, strategy: str) -> tuple[nn.Module, torch.optim.Optimizer]:
+    if strategy == "fsdp":
+        for name in distributed.unit_names(model):
+            fully_shard(model.get_submodule(name))
+        fully_shard(model)
+        return model, torch.optim.AdamW(model.parameters())
+    wrapped = DistributedDataParallel(model, gradient_as_bucket_view=strategy.endswith("views"))
+    if strategy == "zero1":
+        from torch.distributed.optim import ZeroRedundancyOptimizer  # the import warns
+
+        return wrapped, ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW)
+    return wrapped, torch.optim.AdamW(model.parameters())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,149 @@
+"""A training step as the plain eager run does it, with all that its simulation needs."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from memfit.capture.lower import lower
+from memfit.capture.sample import Sample
+from memfit.capture.trace import traced
+from memfit.capture.with_loss import WithLoss
+from memfit.estimate import Estimate, ParameterCount
+from memfit.execute.attach import removed
+from memfit.ir import Graph, OptimizerMemory, Program, without_prefix
+from memfit.measure.cost import OperatorCost
+from memfit.measure.cuda import with_byte_masks
+from memfit.measure.devices import Device, find_device
+from memfit.measure.optimizer import OptimizerLike, check_optimizer, optimizer_name
+from memfit.measure.probe import Progress
+from memfit.pipeline import (
+    could_run_here,
+    device_of,
+    granularity_bytes,
+    is_for_cuda,
+    operator_costs,
+    step_optimizer_memory,
+    with_real_sizes,
+    workspace_bytes,
+)
+from memfit.plan.identity import identity_program
+from memfit.plan.simulate import simulate
+
+Loss = Callable[[nn.Module, Any], torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnplannedStep:
+    """What a step computes, in what order, and what each part of it takes."""
+
+    graph: Graph
+    program: Program
+    workspace_bytes: tuple[int, ...]  # by operation
+    optimizer_memory: OptimizerMemory
+    granularity_bytes: int
+    model: str  # class of the model
+    optimizer: str | None
+    device: str
+    parameters: tuple[ParameterCount, ...]
+    workspaces_measured: bool
+    notes: tuple[str, ...]
+
+    def estimate(self) -> Estimate:
+        """Walk it, and tell what it takes."""
+        timeline = simulate(
+            self.graph,
+            self.program,
+            workspace_bytes=self.workspace_bytes,
+            optimizer=self.optimizer_memory,
+            granularity_bytes=self.granularity_bytes,
+        )
+        return Estimate(
+            model=self.model,
+            optimizer=self.optimizer,
+            device=self.device,
+            graph=self.graph,
+            timeline=timeline,
+            parameters=self.parameters,
+            workspaces_measured=self.workspaces_measured,
+            notes=self.notes,
+        )
+
+
+def unplanned_step(
+    model: nn.Module,
+    sample: Any,
+    *,
+    optimizer: OptimizerLike | None,
+    loss: Loss | None,
+    device: str | None,
+    measure: bool | None,
+    backward_from: str,
+    progress: Progress | None,
+) -> UnplannedStep:
+    """Capture a step and measure its operators; see `memfit.estimate` for what is given."""
+    target = None if device is None else find_device(device)
+    check_optimizer(optimizer)
+    with removed(model):
+        graph = _captured_graph(model, sample, loss, backward_from)
+    if is_for_cuda(model, target) and not is_for_cuda(model, None):
+        graph = with_byte_masks(graph)
+    needs = step_optimizer_memory(optimizer, model, graph, target)
+    if measure is None:
+        measure = target is None and could_run_here(graph, needs)
+    costs = operator_costs(graph, device_of(model), progress) if measure else {}
+    graph = with_real_sizes(graph, costs)
+    return UnplannedStep(
+        graph=graph,
+        program=identity_program(graph),
+        workspace_bytes=tuple(workspace_bytes(graph, operation, costs) for operation in graph.operations),
+        optimizer_memory=needs,
+        granularity_bytes=granularity_bytes(model, target),
+        model=type(model).__name__,
+        optimizer=None if optimizer is None else optimizer_name(optimizer),
+        device=device_of(model) if target is None else target.name,
+        parameters=_parameter_counts(model),
+        workspaces_measured=all(each.signature in costs for each in graph.operations if each.signature),
+        notes=tuple(_notes(graph, costs, target)),
+    )
+
+
+def _captured_graph(model: nn.Module, sample: Any, loss: Loss | None, backward_from: str) -> Graph:
+    subject = model if loss is None else WithLoss(model, loss)
+    example = Sample.of(sample) if loss is None else Sample((sample,))
+    with traced(subject, example, backward_from=backward_from) as joint:
+        graph = lower(joint)
+    return graph if loss is None else without_prefix(graph, "model")
+
+
+def _parameter_counts(model: nn.Module) -> tuple[ParameterCount, ...]:
+    counts: Counter[tuple[str, bool]] = Counter()
+    sizes: Counter[tuple[str, bool]] = Counter()
+    for parameter in model.parameters():
+        key = (str(parameter.dtype).removeprefix("torch."), parameter.requires_grad)
+        counts[key] += parameter.numel()
+        sizes[key] += parameter.numel() * parameter.element_size()
+    return tuple(
+        ParameterCount(dtype=dtype, trainable=trainable, count=counts[dtype, trainable], size_bytes=size)
+        for (dtype, trainable), size in sizes.most_common()
+    )
+
+
+def _notes(graph: Graph, costs: Mapping[str, OperatorCost], target: Device | None) -> Iterator[str]:
+    if target is not None:
+        yield (
+            f"traced as it runs here and counted for {target.name}: operators that choose another "
+            "algorithm there (attention with dropout, recurrent layers) may keep less or more"
+        )
+    if not costs:
+        yield "workspaces that operators allocate inside are not counted: they were not measured"
+        return
+    unknown = {each.target for each in graph.operations if each.signature and each.signature not in costs}
+    if unknown:
+        yield (
+            f"{', '.join(sorted(unknown))} could not be run by itself, so what it allocates inside is not counted; "
+            "check that the model itself runs on this sample"
+        )
