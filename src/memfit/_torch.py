@@ -23,8 +23,9 @@
     Inside a backward pass: the node of autograd that is running, whose `next_functions` follow its inputs.
 `plain_function` rests on `OpOverload._op`
     The operator without the Python wrapper around it.
-`memory_events` and `marked_memory_events` rest on `profile.kineto_results`
-    Allocator events in order, see `measure/peak.py`, and what `set_mark` left among them.
+`memory_events` and `marked_memory_events` rest on `profile.kineto_results`, its `experimental_event_tree`
+    Allocator events in order, see `measure/peak.py`, and what `set_mark` left among them; addresses of what
+    collectives allocate, see Note [Released elsewhere].
 `StorageWeakRef` is `torch.multiprocessing.reductions`' own
     Whether a storage is still in memory, without keeping it there.
 `cuda_memory_events` rests on `torch.cuda.memory._record_memory_history`, `_snapshot`
@@ -36,6 +37,11 @@ Note [Eager decompositions]
     dropout becomes `native_dropout` (a 1-byte mask where eager keeps a 4-byte one) and a
     multi-layer LSTM silently loses the dropout between its layers. Switched off during the
     model's forward, the trace shows what the eager run really executes.
+
+Note [Released elsewhere]
+    A collective on CPU copies its input on the calling thread. Whichever thread lets go of the copy last releases it,
+    and the profiler does not see the thread of the backend. So an allocation inside a collective whose address is never
+    released counts as released when the backend has done its work.
 """
 
 import contextlib
@@ -159,12 +165,16 @@ def marked_memory_events(run: Callable[[], Any]) -> list[tuple[str, int]]:
     with torch.autograd.profiler.profile(profile_memory=True) as profiler:
         run()
     events = []
+    communicates = False
     for event in profiler.kineto_results.events():
         name = event.name()
         if name == "[memory]" and event.device_type() == torch._C._autograd.DeviceType.CPU:
             events.append((event.start_ns(), "", event.nbytes()))
         elif name.startswith(_MARK):
             events.append((event.start_ns(), name.removeprefix(_MARK), 0))
+        communicates = communicates or name.startswith(_COLLECTIVE)
+    if communicates:
+        events += _released_elsewhere(profiler.kineto_results.experimental_event_tree())
     return [(label, change_bytes) for _, label, change_bytes in sorted(events, key=lambda event: event[0])]
 
 
@@ -175,6 +185,34 @@ def set_mark(label: str) -> None:
 
 
 _MARK = "memfit mark "
+_COLLECTIVE, _ON_BACKEND = "c10d::", "gloo:"
+
+
+def _released_elsewhere(roots: Sequence[Any]) -> list[tuple[int, str, int]]:
+    """The releases that were not seen, see Note [Released elsewhere]."""
+    changes: list[tuple[int, int, int]] = []  # time, address, bytes
+    collectives: list[tuple[int, int]] = []
+    ends: list[tuple[int, int]] = []
+    waiting = list(roots)
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        if event.tag == torch._C._profiler._EventType.Allocation:
+            changes.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
+        elif event.name.startswith(_COLLECTIVE):
+            collectives.append((event.start_time_ns, event.end_time_ns))
+        elif event.name.startswith(_ON_BACKEND):
+            ends.append((event.start_time_ns, event.end_time_ns))
+    releases = []
+    last_seen: dict[int, int] = {}  # by address: what its next change is
+    for time_ns, address, change_bytes in sorted(changes, reverse=True):
+        if change_bytes > 0 and last_seen.get(address, change_bytes) > 0:
+            for start_ns, end_ns in collectives:
+                if start_ns <= time_ns <= end_ns:
+                    done_ns = min((each for each in ends if each[0] >= start_ns), default=(0, end_ns))[1]
+                    releases.append((max(end_ns, done_ns), "", -change_bytes))
+        last_seen[address] = change_bytes
+    return releases
 
 
 def cuda_memory_events(run: Callable[[], Any]) -> list[int]:
