@@ -5,6 +5,8 @@
     `meta["custom"]` and `meta["autograd_backward"]` on the other nodes.
 `compile_joint` rests on `aot_compile_joint_with_descriptors`, `fw_metadata.bw_donated_idxs`
     Turns a joint graph and a partition function into a callable with autograd.
+`result_places` rests on `fw_metadata.num_mutated_inp_runtime_indices`, `num_outputs`
+    A forward graph returns changed inputs first, then the results, then what the backward graph needs.
 `split_joint` rests on `_extract_fwd_bwd_modules`
     Two graph modules from a joint graph and the list of saved nodes.
 `eager_dispatch` rests on `no_python_dispatcher`
@@ -41,7 +43,7 @@ Note [Eager decompositions]
 Note [Released elsewhere]
     A collective on CPU copies its input on the calling thread. Whichever thread lets go of the copy last releases it,
     and the profiler does not see the thread of the backend. So an allocation inside a collective whose address is never
-    released counts as released when the backend has done its work.
+    released counts as released when the backend has done its work; any other, when its place is taken.
 """
 
 import contextlib
@@ -88,6 +90,7 @@ __all__ = [
     "memory_events",
     "no_modes",
     "plain_function",
+    "result_places",
     "set_mark",
     "split_joint",
     "tracing_flags",
@@ -127,6 +130,13 @@ def compile_joint(
             joint, partition_fn=partition, fw_compiler=forward, bw_compiler=backward
         )
     return compiled
+
+
+def result_places(joint: JointWithDescriptors) -> range:
+    """Where the module's own results stand among what its forward graph returns."""
+    metadata = joint._aot_state.fw_metadata
+    first = metadata.num_mutated_inp_runtime_indices
+    return range(first, first + metadata.num_outputs)
 
 
 def split_joint(
@@ -204,14 +214,18 @@ def _released_elsewhere(roots: Sequence[Any]) -> list[tuple[int, str, int]]:
         elif event.name.startswith(_ON_BACKEND):
             ends.append((event.start_time_ns, event.end_time_ns))
     releases = []
-    last_seen: dict[int, int] = {}  # by address: what its next change is
+    following: dict[int, tuple[int, int]] = {}  # by address: time and bytes of its next change
     for time_ns, address, change_bytes in sorted(changes, reverse=True):
-        if change_bytes > 0 and last_seen.get(address, change_bytes) > 0:
-            for start_ns, end_ns in collectives:
-                if start_ns <= time_ns <= end_ns:
-                    done_ns = min((each for each in ends if each[0] >= start_ns), default=(0, end_ns))[1]
-                    releases.append((max(end_ns, done_ns), "", -change_bytes))
-        last_seen[address] = change_bytes
+        next_ns, next_bytes = following.get(address, (0, 0))
+        following[address] = time_ns, change_bytes
+        if change_bytes < 0 or next_bytes < 0:
+            continue
+        inside = [span for span in collectives if span[0] <= time_ns <= span[1]]
+        for start_ns, end_ns in inside:
+            done_ns = min((each for each in ends if each[0] >= start_ns), default=(0, end_ns))[1]
+            releases.append((max(end_ns, done_ns), "", -change_bytes))
+        if not inside and next_bytes > 0:  # it was released, at the latest when its place was taken
+            releases.append((next_ns - 1, "", -change_bytes))
     return releases
 
 

@@ -70,14 +70,20 @@ def footprint(
     workspace_bytes: Sequence[int],
     granularity_bytes: int = 1,
     around: Surroundings,
+    baseline_graph: Graph | None = None,
 ) -> Footprint:
-    """What `program` adds to a step in which its region ran `baseline`."""
+    """What `program` adds to a step in which its region ran `baseline`.
+
+    The two may be written for different graphs of one region, whose storages have the same numbers.
+    """
     walker = _Walker(graph, workspace_bytes, granularity_bytes)
     forward_bytes, end_bytes = walker.walk(program.forward)
-    _, baseline_end_bytes = walker.walk(baseline.forward)
+    seen = baseline_graph or graph
+    no_workspaces = [0] * (len(seen.operations) + len(seen.alternatives))
+    _, baseline_end_bytes = _Walker(seen, no_workspaces, granularity_bytes).walk(baseline.forward)
     shared = shared_storages(graph)
     reads = _reads(graph, program.backward) & shared
-    baseline_reads = _reads(graph, baseline.backward) & shared
+    baseline_reads = _reads(seen, baseline.backward) & shared
     newly_kept = reads - baseline_reads - around.there
     no_longer_kept = baseline_reads - reads - around.left
     kept_bytes = end_bytes - baseline_end_bytes + walker.size_of(newly_kept)

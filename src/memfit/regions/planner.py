@@ -38,7 +38,7 @@ from memfit.plan.regions import Choice, Option, Stretch, choose, smallest, whole
 from memfit.plan.simulate import simulate
 from memfit.plan.solve import Solution
 from memfit.regions.find import Kind, Region, Regions, find_regions, region_recipe, regions_digest
-from memfit.regions.whole import EagerStep, eager_step, region_footprint, stretches_of
+from memfit.regions.whole import EagerStep, eager_footprint, eager_step, region_footprint, stretches_of
 from memfit.units import format_bytes
 
 _LEAST_SHARE = 0.002  # of the activations of the step: what a region keeps at least
@@ -85,9 +85,7 @@ class RegionPlanner:
 
     @property
     def unplanned_peak_bytes(self) -> int:
-        if self._eager.peak_bytes is None:
-            return self._peak_bytes((0,) * len(self._regions))
-        return self._eager.peak_bytes
+        return self._predicted_peak_bytes() if self._eager.peak_bytes is None else self._eager.peak_bytes
 
     @property
     def persistent_bytes(self) -> int:
@@ -107,6 +105,12 @@ class RegionPlanner:
         if choice is None:
             raise self._infeasible(limit, lowest, recipe)
         return self._written(choice, limit, lowest_bytes, recipe, self._seconds + time.monotonic() - start)
+
+    def _predicted_peak_bytes(self) -> int:
+        """Of the eager step, where it was not run."""
+        footprints = [eager_footprint(region, region.marked.surroundings()) for region in self._regions]
+        options = [[Option(footprint=each, extra_us=0.0)] for each in footprints]
+        return whole_peak_bytes(options, self._stretches, (0,) * len(options))
 
     def _unplanned_if_it_fits(self, limit: int) -> Choice | None:
         unplanned: Choice = (0,) * len(self._regions)
