@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from memfit.api import apply
@@ -26,7 +27,7 @@ from memfit.distributed.units import arguments_like, check_sharded, find_units, 
 from memfit.errors import InvalidInput, InvalidModel, MemfitError
 from memfit.execute.attach import check_unplanned, remove
 from memfit.measure.optimizer import OptimizerLike, check_optimizer
-from memfit.pipeline import EXACT, Budget, Recipe
+from memfit.pipeline import EXACT, Budget, Recipe, device_of
 from memfit.plan.plan import Plan
 from memfit.plan.regions import Stretch
 from memfit.regions.find import Regions
@@ -75,7 +76,7 @@ def fit_sharded(
     check_unplanned(model)
     plan, regions = _planned(model, Sample.of(sample), recipe)
     apply(plan, model)
-    problem = _captured(model, plan, regions)
+    problem = _captured(model, regions)
     try:
         MeshRanks(model).check_all(problem)
     except BaseException:
@@ -127,15 +128,16 @@ def _raised(stretches: Sequence[Stretch], extra_bytes: int) -> list[Stretch]:
     return [dataclasses.replace(each, live_bytes=each.live_bytes + extra_bytes) for each in stretches]
 
 
-def _captured(model: nn.Module, plan: Plan, regions: Regions) -> str:
+def _captured(model: nn.Module, regions: Regions) -> str:
     """Capture every planned unit now, so that what does not fit its plan is known before the first step."""
     problems = []
+    device = torch.device(device_of(model))
     for region in regions.found:
         forward = region.module.__dict__["forward"]
         with whole(owner_of(model, region.name)):
             forward.compile_call.only_the_plan = True
             try:
-                forward.capture(*arguments_like(region))
+                forward.capture(*arguments_like(region, device))
             except MemfitError as error:
                 problems.append(f"{region.name}: {error}")
             finally:

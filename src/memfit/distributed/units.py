@@ -115,9 +115,8 @@ def _outside(module: nn.Module) -> Iterator[nn.Module]:
         yield from _outside(part)
 
 
-def arguments_like(region: Region) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def arguments_like(region: Region, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of the layout a region is called with; what is in them does not matter to a capture."""
-    device = next(region.module.parameters()).device
 
     def filled(tensor: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(tensor, device=device).requires_grad_(tensor.requires_grad)
