@@ -90,4 +90,4 @@ def resnet(big: bool) -> nn.Module:
     torch.manual_seed(0)
     if big:
         return ResNet(Bottleneck, [3, 4, 6, 3])  # ResNet-50
-    return ResNet(Bottleneck, [2, 2, 1, 1], num_classes=10, width_per_group=16)
+    return ResNet(Bottleneck, [2, 1, 1, 1], num_classes=10, width_per_group=16)
