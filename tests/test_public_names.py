@@ -78,6 +78,14 @@ def test_the_version_is_the_one_that_is_installed() -> None:
     assert memfit.__version__ == version("memfit")
 
 
+def test_the_public_names_of_distributed_are_these() -> None:
+    from memfit import distributed
+
+    assert {"fit_sharded", "load_sharded", "plan_sharded", "save_sharded"} <= set(distributed.__all__)
+    assert distributed.__all__ == sorted(distributed.__all__)
+    assert all(vars(distributed)[name].__doc__ for name in distributed.__all__)
+
+
 def test_the_public_names_of_multilevel_are_these() -> None:
     from memfit import multilevel
 

@@ -25,7 +25,7 @@ def storage_bytes(tree: Any) -> int:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The part of a tensor that is in this process: all of it, unless it is a `DTensor`."""
-    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)  # `to_local()` runs operators, which may be watched
     return local
 
 

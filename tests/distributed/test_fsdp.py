@@ -10,6 +10,7 @@ from sharded_models import STEPS, Blocks, trained
 
 from memfit.measure.optimizer import optimizer_memory
 
+
 def check_peaks(found: dict[str, Any]) -> None:
     assert found["planned"] <= found["budget"]
     assert found["predicted"] <= found["budget"]

@@ -21,10 +21,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
 from memfit.errors import InvalidFile, InvalidInput, first_line
@@ -99,7 +100,7 @@ def load_sharded(
     _check(tensors, index, type(model).__name__)
     stand_ins = {name: _with_dimension(tensor) for name, tensor in tensors.items()}
     with _quiet():
-        dcp.load(dict(stand_ins), storage_reader=HuggingFaceStorageReader(str(place)))
+        load(dict(stand_ins), storage_reader=HuggingFaceStorageReader(str(place)))
     for name, tensor in tensors.items():
         if not tensor.dim():
             tensor.copy_(stand_ins[name][0])
@@ -114,7 +115,7 @@ def load_sharded(
 def _state_of(model: nn.Module, optimizer: Optimizer | None) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """All tensors by name, sharded as they are, and everything else."""
     model_state, optimizer_state = get_state_dict(model, [] if optimizer is None else optimizer, options=_FLAT)
-    state = {f"model.{name}": value for name, value in model_state.items()}
+    state: dict[str, Any] = {f"model.{name}": value for name, value in model_state.items()}
     state |= {f"optimizer.{name}": value for name, value in optimizer_state.items()}
     tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     return tensors, {name: value for name, value in state.items() if name not in tensors}
@@ -137,7 +138,7 @@ def _put_back(model: nn.Module, optimizer: Optimizer | None, state: Mapping[str,
 def _write_shards(tensors: Mapping[str, torch.Tensor], place: Path) -> None:
     content = {name: _with_dimension(tensor) for name, tensor in tensors.items()}
     with _quiet():
-        dcp.save(dict(content), storage_writer=HuggingFaceStorageWriter(str(place), save_distributed=True))
+        save(dict(content), storage_writer=HuggingFaceStorageWriter(str(place), save_distributed=True))
 
 
 def _with_dimension(tensor: torch.Tensor) -> torch.Tensor:

@@ -17,17 +17,16 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
 from memfit.api import apply
 from memfit.capture.sample import Sample
 from memfit.distributed.mesh_ranks import MeshRanks
-from memfit.distributed.units import arguments_like, check_sharded, find_units, owner_of, settle, whole
-from memfit.errors import InvalidInput, InvalidModel, MemfitError
-from memfit.execute.attach import check_unplanned, remove
+from memfit.distributed.units import check_sharded, find_units, settle
+from memfit.errors import InvalidInput, InvalidModel
+from memfit.execute.attach import check_unplanned
 from memfit.measure.optimizer import OptimizerLike, check_optimizer
-from memfit.pipeline import EXACT, Budget, Recipe, device_of
+from memfit.pipeline import EXACT, Budget, Recipe
 from memfit.plan.plan import Plan
 from memfit.plan.regions import Stretch
 from memfit.regions.find import Regions
@@ -54,7 +53,7 @@ def plan_sharded(
     """
     recipe = _recipe(budget, optimizer, allow, backward_from, time_limit)
     check_sharded(model)
-    return _planned(model, Sample.of(sample), recipe)[0]
+    return _planned(model, Sample.of(sample), recipe)
 
 
 def fit_sharded(
@@ -69,20 +68,12 @@ def fit_sharded(
 ) -> nn.Module:
     """Plan and apply: train a model sharded by FSDP2 inside a budget for each rank. `memfit.remove` undoes it.
 
-    Keywords are those of `plan_sharded`; `memfit.plan_of(model)` shows the plan.
+    Keywords are those of `plan_sharded`; `memfit.plan_of(model)` shows the plan. Units are captured in the first step.
     """
     recipe = _recipe(budget, optimizer, allow, backward_from, time_limit)
     check_sharded(model)
     check_unplanned(model)
-    plan, regions = _planned(model, Sample.of(sample), recipe)
-    apply(plan, model)
-    problem = _captured(model, regions)
-    try:
-        MeshRanks(model).check_all(problem)
-    except BaseException:
-        remove(model)
-        raise
-    return model
+    return apply(_planned(model, Sample.of(sample), recipe), model)
 
 
 def _recipe(
@@ -102,8 +93,8 @@ def _recipe(
     )
 
 
-def _planned(model: nn.Module, sample: Sample, recipe: Recipe) -> tuple[Plan, Regions]:
-    """The plan, and the regions it is for, on all ranks."""
+def _planned(model: nn.Module, sample: Sample, recipe: Recipe) -> Plan:
+    """The same plan on all ranks."""
     start = time.monotonic()
     settle(model)
     ranks = MeshRanks(model)
@@ -120,29 +111,12 @@ def _planned(model: nn.Module, sample: Sample, recipe: Recipe) -> tuple[Plan, Re
         planner = RegionPlanner(model, sample, recipe, regions, eager, stretches, seconds)
         return planner.plan(recipe).to_json()
 
-    return Plan.from_json(ranks.from_first(make)), regions
+    return Plan.from_json(ranks.from_first(make))
 
 
 def _raised(stretches: Sequence[Stretch], extra_bytes: int) -> list[Stretch]:
     """The same step where a rank needs most: shards are not all of one size."""
     return [dataclasses.replace(each, live_bytes=each.live_bytes + extra_bytes) for each in stretches]
-
-
-def _captured(model: nn.Module, regions: Regions) -> str:
-    """Capture every planned unit now, so that what does not fit its plan is known before the first step."""
-    problems = []
-    device = torch.device(device_of(model))
-    for region in regions.found:
-        forward = region.module.__dict__["forward"]
-        with whole(owner_of(model, region.name)):
-            forward.compile_call.only_the_plan = True
-            try:
-                forward.capture(*arguments_like(region, device))
-            except MemfitError as error:
-                problems.append(f"{region.name}: {error}")
-            finally:
-                forward.compile_call.only_the_plan = False
-    return "; ".join(problems)
 
 
 def _described(regions: Regions) -> str:

@@ -67,11 +67,6 @@ class MeshRanks:
                 "and versions, and give samples of the same shapes, on every rank"
             )
 
-    def check_all(self, problem: str) -> None:
-        """Raise on all ranks if one of them has a problem."""
-        if self.largest(1 if problem else 0):
-            raise ExecutionError(problem or "another rank could not apply the plan; its own message says why")
-
     def _broadcast(self, message: str) -> str:
         content = message.encode()
         for group in self._groups:

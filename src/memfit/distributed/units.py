@@ -14,26 +14,23 @@ Note [Whole parameters]
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
-import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.utils import _pytree as pytree
 
 from memfit.capture.calls import noted_calls
 from memfit.capture.sample import Sample
 from memfit.errors import InvalidModel
 from memfit.pipeline import Recipe
-from memfit.regions.find import Region, Regions, RegionSearch, region_recipe
+from memfit.regions.find import Regions, RegionSearch, region_recipe
 
 
 def check_sharded(model: nn.Module) -> None:
     """Refuse a model whose root was not given to `fully_shard`."""
     if not isinstance(model, FSDPModule):
         raise InvalidModel(
-            f"this {type(model).__name__} is not sharded: call torch.distributed.fsdp.fully_shard on its units and then "
-            "on the model itself, or plan it as it is with memfit.plan"
+            f"this {type(model).__name__} is not sharded: call torch.distributed.fsdp.fully_shard on its units and "
+            "then on the model itself, or plan it as it is with memfit.plan"
         )
     if not model.training:
         raise InvalidModel(f"this {type(model).__name__} is in eval mode; call model.train() first")
@@ -65,19 +62,10 @@ def find_units(model: nn.Module, sample: Sample, recipe: Recipe, *, timed: bool)
     """The regions of a sharded model, see Note [Units]. One step is run in which units keep nothing."""
     simple = [unit for unit in units_of(model).values() if isinstance(unit, nn.Module) and not _has_units(unit)]
     around = [part for part in _outside(model) if not _has_units(part)]
-    calls = noted_calls(
-        model, sample, backward_from=recipe.backward_from, of=[*simple, *around], checkpointed=simple
-    )
+    calls = noted_calls(model, sample, backward_from=recipe.backward_from, of=[*simple, *around], checkpointed=simple)
     search = _UnitSearch(model, calls, region_recipe(recipe), 1, timed=timed, keeps_nothing=True)
     search.run(model)
     return Regions(found=tuple(search.found), left_eager=search.left_eager)
-
-
-def owner_of(model: nn.Module, path: str) -> FSDPModule:
-    """The unit that gathers the parameters of a part: the innermost around it, or itself."""
-    units = units_of(model)
-    around = [each for each in units if not each or path == each or path.startswith(f"{each}.")]
-    return units[max(around, key=len)]
 
 
 class _UnitSearch(RegionSearch):
@@ -113,13 +101,3 @@ def _outside(module: nn.Module) -> Iterator[nn.Module]:
             continue
         yield part
         yield from _outside(part)
-
-
-def arguments_like(region: Region, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of the layout a region is called with; what is in them does not matter to a capture."""
-
-    def filled(tensor: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(tensor, device=device).requires_grad_(tensor.requires_grad)
-
-    args, kwargs = pytree.tree_map_only(torch.Tensor, filled, (region.sample.args, dict(region.sample.kwargs)))
-    return tuple(args), dict(kwargs)

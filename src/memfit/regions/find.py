@@ -175,7 +175,7 @@ class RegionSearch:
 def _without_memory(sample: Sample) -> Sample:
     args, kwargs = pytree.tree_map_only(
         torch.Tensor,
-        lambda tensor: torch.empty_like(tensor, device="meta").requires_grad_(tensor.requires_grad),
+        lambda tensor: torch.empty_like(tensor, device="meta"),
         (sample.args, dict(sample.kwargs)),
     )
     return Sample(args, kwargs)
