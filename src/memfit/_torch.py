@@ -5,6 +5,8 @@
     `meta["custom"]` and `meta["autograd_backward"]` on the other nodes.
 `compile_joint` rests on `aot_compile_joint_with_descriptors`, `fw_metadata.bw_donated_idxs`
     Turns a joint graph and a partition function into a callable with autograd.
+`result_places` rests on `fw_metadata.num_mutated_inp_runtime_indices`, `num_outputs`
+    A forward graph returns changed inputs first, then the results, then what the backward graph needs.
 `split_joint` rests on `_extract_fwd_bwd_modules`
     Two graph modules from a joint graph and the list of saved nodes.
 `eager_dispatch` rests on `no_python_dispatcher`
@@ -25,8 +27,9 @@
     What the ranks of a process group found each other by; words can be left in it without a collective.
 `plain_function` rests on `OpOverload._op`
     The operator without the Python wrapper around it.
-`memory_events` and `marked_memory_events` rest on `profile.kineto_results`
-    Allocator events in order, see `measure/peak.py`, and what `set_mark` left among them.
+`memory_events` and `marked_memory_events` rest on `profile.kineto_results`, its `experimental_event_tree`
+    Allocator events in order, see `measure/peak.py`, and what `set_mark` left among them; addresses of what
+    collectives allocate, see Note [Released elsewhere].
 `StorageWeakRef` is `torch.multiprocessing.reductions`' own
     Whether a storage is still in memory, without keeping it there.
 `cuda_memory_events` rests on `torch.cuda.memory._record_memory_history`, `_snapshot`
@@ -38,6 +41,11 @@ Note [Eager decompositions]
     dropout becomes `native_dropout` (a 1-byte mask where eager keeps a 4-byte one) and a
     multi-layer LSTM silently loses the dropout between its layers. Switched off during the
     model's forward, the trace shows what the eager run really executes.
+
+Note [Released elsewhere]
+    A collective on CPU copies its input on the calling thread. Whichever thread lets go of the copy last releases it,
+    and the profiler does not see the thread of the backend. So an allocation inside a collective whose address is never
+    released counts as released when the backend has done its work; any other, when its place is taken.
 """
 
 import contextlib
@@ -86,6 +94,7 @@ __all__ = [
     "memory_events",
     "no_modes",
     "plain_function",
+    "result_places",
     "set_mark",
     "split_joint",
     "tracing_flags",
@@ -125,6 +134,13 @@ def compile_joint(
             joint, partition_fn=partition, fw_compiler=forward, bw_compiler=backward
         )
     return compiled
+
+
+def result_places(joint: JointWithDescriptors) -> range:
+    """Where the module's own results stand among what its forward graph returns."""
+    metadata = joint._aot_state.fw_metadata
+    first = metadata.num_mutated_inp_runtime_indices
+    return range(first, first + metadata.num_outputs)
 
 
 def split_joint(
@@ -168,12 +184,16 @@ def marked_memory_events(run: Callable[[], Any]) -> list[tuple[str, int]]:
     with torch.autograd.profiler.profile(profile_memory=True) as profiler:
         run()
     events = []
+    communicates = False
     for event in profiler.kineto_results.events():
         name = event.name()
         if name == "[memory]" and event.device_type() == torch._C._autograd.DeviceType.CPU:
             events.append((event.start_ns(), "", event.nbytes()))
         elif name.startswith(_MARK):
             events.append((event.start_ns(), name.removeprefix(_MARK), 0))
+        communicates = communicates or name.startswith(_COLLECTIVE)
+    if communicates:
+        events += _released_elsewhere(profiler.kineto_results.experimental_event_tree())
     return [(label, change_bytes) for _, label, change_bytes in sorted(events, key=lambda event: event[0])]
 
 
@@ -184,6 +204,38 @@ def set_mark(label: str) -> None:
 
 
 _MARK = "memfit mark "
+_COLLECTIVE, _ON_BACKEND = "c10d::", "gloo:"
+
+
+def _released_elsewhere(roots: Sequence[Any]) -> list[tuple[int, str, int]]:
+    """The releases that were not seen, see Note [Released elsewhere]."""
+    changes: list[tuple[int, int, int]] = []  # time, address, bytes
+    collectives: list[tuple[int, int]] = []
+    ends: list[tuple[int, int]] = []
+    waiting = list(roots)
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        if event.tag == torch._C._profiler._EventType.Allocation:
+            changes.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
+        elif event.name.startswith(_COLLECTIVE):
+            collectives.append((event.start_time_ns, event.end_time_ns))
+        elif event.name.startswith(_ON_BACKEND):
+            ends.append((event.start_time_ns, event.end_time_ns))
+    releases = []
+    following: dict[int, tuple[int, int]] = {}  # by address: time and bytes of its next change
+    for time_ns, address, change_bytes in sorted(changes, reverse=True):
+        next_ns, next_bytes = following.get(address, (0, 0))
+        following[address] = time_ns, change_bytes
+        if change_bytes < 0 or next_bytes < 0:
+            continue
+        inside = [span for span in collectives if span[0] <= time_ns <= span[1]]
+        for start_ns, end_ns in inside:
+            done_ns = min((each for each in ends if each[0] >= start_ns), default=(0, end_ns))[1]
+            releases.append((max(end_ns, done_ns), "", -change_bytes))
+        if not inside and next_bytes > 0:  # it was released, at the latest when its place was taken
+            releases.append((next_ns - 1, "", -change_bytes))
+    return releases
 
 
 def cuda_memory_events(run: Callable[[], Any]) -> list[int]:

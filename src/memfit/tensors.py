@@ -18,8 +18,15 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def storage_bytes(tree: Any) -> int:
-    """Bytes of all distinct storages of the tensors in a tree."""
-    return sum({storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors_in(tree)}.values())
+    """Bytes of all distinct storages of the tensors in a tree; of sharded ones, what is in this process."""
+    tensors = [local_part(tensor) for tensor in tensors_in(tree)]
+    return sum({storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a tensor that is in this process: all of it, unless it is a `DTensor`."""
+    local: torch.Tensor = getattr(tensor, "_local_tensor", tensor)  # `to_local()` runs operators, which may be watched
+    return local
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -85,3 +85,13 @@ def test_the_model_stays_as_it_is():
     torch.set_rng_state(state)
     torch.randn(3, 4)
     assert torch.equal(torch.get_rng_state(), state_after)
+
+
+def test_only_the_parts_that_are_asked_for_are_noted_and_others_may_keep_nothing_meanwhile():
+    model = Model()
+    batch = torch.randn(3, 4)
+    calls = noted_calls(model, Sample.of(batch), of=[model.part, model.blocks[1]], checkpointed=[model.part])
+    assert set(calls) == {"part", "blocks.1"}
+    (call,) = calls["part"]
+    assert (call.returned, call.reached, call.with_gradients) == (2, 1, True)
+    assert "forward" not in model.part.__dict__

@@ -1,7 +1,11 @@
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
+from memfit import _torch
 from memfit.measure.peak import held_bytes, measure_peak
 
 KIB = 1024
@@ -86,3 +90,32 @@ def test_the_state_of_an_optimizer_counts() -> None:
 
 def test_containers_without_tensors_are_empty() -> None:
     assert held_bytes([3, "text", None, [], {"a": ()}]) == 0
+
+
+def event(name: str, start: int, end: int, *children: Any) -> Any:
+    return SimpleNamespace(name=name, tag=None, start_time_ns=start, end_time_ns=end, children=list(children))
+
+
+def change(time: int, address: int, size_bytes: int) -> Any:
+    return SimpleNamespace(
+        name="[memory]",
+        tag=torch._C._profiler._EventType.Allocation,
+        start_time_ns=time,
+        extra_fields=SimpleNamespace(ptr=address, alloc_size=size_bytes),
+        children=[],
+    )
+
+
+def test_a_copy_of_a_collective_that_its_backend_releases_counts_until_the_backend_is_done() -> None:
+    events = [
+        event("c10d::_reduce_scatter_base_", 10, 20, change(12, 1, 100)),
+        event("gloo:all_reduce", 14, 30),
+        event("c10d::_reduce_scatter_base_", 50, 60, change(52, 2, 100)),
+        event("gloo:all_reduce", 54, 70),
+        change(80, 2, -100),  # this one was seen
+    ]
+    assert _torch._released_elsewhere(events) == [(30, "", -100)]
+
+
+def test_what_was_released_unseen_is_gone_when_its_place_is_taken() -> None:
+    assert _torch._released_elsewhere([change(1, 7, 40), change(9, 7, 60), change(20, 7, -60)]) == [(8, "", -40)]

@@ -381,3 +381,10 @@ def test_no_plan_is_below_the_bound_of_a_search_that_has_not_begun() -> None:
     solution = planner.solve(planner.unplanned.peak_bytes - A, time_limit_s=2.0)
     search = _Search(planner, planner.unplanned.peak_bytes, 1.0, None)
     assert search._least_us() <= planner.unplanned.extra_us + 1e-9 <= solution.expansion.extra_us + 2e-9
+
+
+def test_where_everything_is_made_again_nothing_but_the_start_is_kept() -> None:
+    planner = Planner(chain(6).problem())
+    again = planner.all_again().expansion
+    assert made_again(again).bit_count() >= 4
+    assert again.forward_peaks[-1] < planner.unplanned.forward_peaks[-1]

@@ -9,13 +9,15 @@ Note [Noting]
 
 import contextlib
 import dataclasses
+import functools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
 
 from memfit.capture.outputs import take_apart
 from memfit.capture.rehearse import nothing_remains, step
@@ -34,12 +36,38 @@ class NotedCall:
     overwritten: bool = False  # what it was given or returned was changed in place before the backward pass
 
 
-def noted_calls(model: nn.Module, sample: Sample, *, backward_from: str = "auto") -> dict[str, list[NotedCall]]:
-    """Run one eager step and note every call of every part by its path; the model stays as it is."""
-    notes = _Notes(model)
-    with nothing_remains(model, sample), torch.enable_grad(), notes.following():
+def noted_calls(
+    model: nn.Module,
+    sample: Sample,
+    *,
+    backward_from: str = "auto",
+    of: Sequence[nn.Module] | None = None,
+    checkpointed: Sequence[nn.Module] = (),
+) -> dict[str, list[NotedCall]]:
+    """Run one eager step and note every call of every part by its path; the model stays as it is.
+
+    `of` are the only parts to note. What is `checkpointed` keeps nothing for its backward pass meanwhile; of its own
+    parts nothing may be asked then.
+    """
+    notes = _Notes(model, of)
+    with nothing_remains(model, sample), torch.enable_grad(), notes.following(), _keeping_nothing(checkpointed):
         step(model, sample, seed=0, backward_from=backward_from, before_backward=notes.turn_around)
     return dict(notes.calls)
+
+
+@contextlib.contextmanager
+def _keeping_nothing(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Checkpoint modules for a while, inside their hooks."""
+    before = [(module, module.__dict__.get("forward")) for module in modules]
+    for module in modules:
+        module.forward = functools.partial(checkpoint, module.forward, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for module, forward in before:
+            del module.__dict__["forward"]
+            if forward is not None:
+                module.__dict__["forward"] = forward
 
 
 def autocast_state() -> tuple[Any, ...]:
@@ -58,9 +86,10 @@ def cut_off(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sample:
 
 
 class _Notes:
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, of: Sequence[nn.Module] | None) -> None:
         self.calls: dict[str, list[NotedCall]] = defaultdict(list)
-        self._paths = {module: path for path, module in model.named_modules()}
+        wanted = None if of is None else set(of)
+        self._paths = {module: path for path, module in model.named_modules() if wanted is None or module in wanted}
         self._running: list[NotedCall] = []
         self._versions: list[tuple[NotedCall, torch.Tensor, int]] = []
         self._in_forward = True

@@ -44,7 +44,7 @@ class CompiledCall:
 
 def _compile(joint: Joint, graph: Graph, program: Program, around_backward: Around | None) -> Callable[..., Any]:
     def compile_forward(module: fx.GraphModule) -> Boxed:
-        return generate(module.graph)
+        return _without_views(generate(module.graph), _torch.result_places(joint.export))
 
     def compile_backward(module: fx.GraphModule) -> Boxed:
         if around_backward is None:
@@ -54,6 +54,24 @@ def _compile(joint: Joint, graph: Graph, program: Program, around_backward: Arou
         return function
 
     return _torch.compile_joint(joint.export, planned_partition(graph, program), compile_forward, compile_backward)
+
+
+def _without_views(forward: Boxed, places: range) -> Boxed:
+    """The same pass, whose results autograd does not take for views.
+
+    Where a result was written over a view, as an operation in place does, it is one to autograd, though the eager
+    result is not; what hooks itself to results, as FSDP2 does, warns of it. Writes into it are noticed as before.
+    """
+
+    def run(arguments: list[Any]) -> list[Any]:
+        results = forward(arguments)
+        for place in places:
+            if isinstance(results[place], torch.Tensor) and results[place]._is_view():
+                results[place] = results[place].detach()
+        return results
+
+    run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows
+    return run
 
 
 class _NotDifferentiated(torch.autograd.Function):

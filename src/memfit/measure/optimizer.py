@@ -14,7 +14,7 @@ from memfit import _torch
 from memfit.errors import InvalidInput, first_line
 from memfit.ir import OptimizerMemory
 from memfit.measure.live import AnsweredQuestions, LiveBytes
-from memfit.tensors import storage_bytes
+from memfit.tensors import local_part, storage_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,7 +125,8 @@ def is_optimizer_name(name: str | None) -> bool:
 
 
 def _stand_in(parameter: nn.Parameter) -> nn.Parameter:
-    empty = torch.empty_strided(parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device)
+    here = local_part(parameter)  # an optimizer of sharded parameters works on what is in this process
+    empty = torch.empty_strided(here.shape, here.stride(), dtype=here.dtype, device=here.device)
     return nn.Parameter(empty, requires_grad=parameter.requires_grad)
 
 

@@ -1,14 +1,14 @@
 """One program for each region of a step that could not be captured whole.
 
 Note [Whole peak]
-    The step was seen once with every region running unplanned, and cut into stretches where the passes of regions
-    begin and end. Another program changes what its region adds, and nothing else:
+    The step was seen once with every region running its baseline (the unplanned program, as a rule), and cut into
+    stretches where the passes of regions begin and end. Another program changes what its region adds, and nothing else:
     - in its own passes, the live bytes are those at the pass's start and what its program adds to them;
-    - between its passes, they are what they were, and what the program keeps more or less than the unplanned one.
+    - between its passes, they are what they were, and what the program keeps more or less than the baseline.
     Both are sums over regions, so one linear row a stretch says that the whole step is under the budget.
 
 Note [Shared values]
-    What a region is given and what it returns may be held by others too. The unplanned step shows it: a value
+    What a region is given and what it returns may be held by others too. The step that was seen shows it: a value
     that is gone when the region's backward pass has ended was held by nobody else, and a program that reads it there
     frees it after its last use; one that is still there costs the region nothing.
 """
@@ -28,7 +28,7 @@ _MOST_TRIES = 4  # of a solver that is right up to a tolerance
 class Surroundings:
     """What holds the arguments and results of a region beside itself, see Note [Shared values]."""
 
-    there: frozenset[int] = frozenset()  # storages in memory when the unplanned backward pass begins
+    there: frozenset[int] = frozenset()  # storages in memory when the baseline's backward pass begins
     left: frozenset[int] = frozenset()  # and when it has ended
 
 
@@ -37,8 +37,8 @@ class Footprint:
     """What a program of a region adds to the step around it, see Note [Whole peak]."""
 
     forward_bytes: int  # at most, to what lives when its forward pass begins
-    kept_bytes: int  # between its passes, to what the unplanned program keeps
-    backward_bytes: int  # at most, to what lives when its backward pass begins in the unplanned step
+    kept_bytes: int  # between its passes, to what the baseline keeps
+    backward_bytes: int  # at most, to what lives when its backward pass begins in the step that was seen
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,7 @@ class Option:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Stretch:
-    """A part of the step in which nothing begins or ends, of the step in which nothing is planned."""
+    """A part of the step in which nothing begins or ends, of the step in which every region runs its baseline."""
 
     live_bytes: int  # at most; of a pass of a region: when it begins
     waiting: Mapping[int, int]  # by region: how many of its calls are between their passes
@@ -65,22 +65,28 @@ Options = Sequence[Sequence[Option]]  # by region
 def footprint(
     graph: Graph,
     program: Program,
-    unplanned: Program,
+    baseline: Program,
     *,
     workspace_bytes: Sequence[int],
     granularity_bytes: int = 1,
     around: Surroundings,
+    baseline_graph: Graph | None = None,
 ) -> Footprint:
-    """What `program` adds to a step in which its region ran `unplanned`."""
+    """What `program` adds to a step in which its region ran `baseline`.
+
+    The two may be written for different graphs of one region, whose storages have the same numbers.
+    """
     walker = _Walker(graph, workspace_bytes, granularity_bytes)
     forward_bytes, end_bytes = walker.walk(program.forward)
-    _, unplanned_end_bytes = walker.walk(unplanned.forward)
+    seen = baseline_graph or graph
+    no_workspaces = [0] * (len(seen.operations) + len(seen.alternatives))
+    _, baseline_end_bytes = _Walker(seen, no_workspaces, granularity_bytes).walk(baseline.forward)
     shared = shared_storages(graph)
     reads = _reads(graph, program.backward) & shared
-    unplanned_reads = _reads(graph, unplanned.backward) & shared
-    newly_kept = reads - unplanned_reads - around.there
-    no_longer_kept = unplanned_reads - reads - around.left
-    kept_bytes = end_bytes - unplanned_end_bytes + walker.size_of(newly_kept)
+    baseline_reads = _reads(seen, baseline.backward) & shared
+    newly_kept = reads - baseline_reads - around.there
+    no_longer_kept = baseline_reads - reads - around.left
+    kept_bytes = end_bytes - baseline_end_bytes + walker.size_of(newly_kept)
     backward_bytes, _ = walker.walk(_with_frees(graph, program.backward, reads - around.left))
     return Footprint(
         forward_bytes=forward_bytes,

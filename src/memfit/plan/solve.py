@@ -137,6 +137,12 @@ class Planner:
         expansion = greedy(self.problem, sys.maxsize, kept=self.kept, dropped=self.dropped)
         return Solution(expansion=expansion, bound_us=0.0, seconds=0.0, log=("no budget: as asked for by hand",))
 
+    def all_again(self) -> Solution:
+        """Every value that may be is dropped and made again when first read: what checkpointing the whole does."""
+        dropped = ((1 << len(self.problem.sizes)) - 1) & ~self.kept
+        expansion = greedy(self.problem, sys.maxsize, kept=self.kept, dropped=dropped)
+        return Solution(expansion=expansion, bound_us=0.0, seconds=0.0, log=("everything is made again",))
+
     def unplanned_solution(self) -> Solution:
         return Solution(expansion=self.unplanned, bound_us=0.0, seconds=0.0, log=("nothing is planned",))
 

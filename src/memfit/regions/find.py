@@ -37,6 +37,8 @@ class Kind:
     prepared: Prepared
     planner: Planner
     unplanned: Program
+    baseline: Program  # what they run while the step around them is measured
+    baseline_us: float = 0.0  # what that takes more than the unplanned program
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class Region:
     calls: int  # in one step
     graph: Graph
     kind: Kind
-    marked: MarkedCall  # runs it unplanned, and tells when
+    marked: MarkedCall  # runs the baseline, and tells when
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ class Regions:
 def find_regions(model: nn.Module, sample: Sample, recipe: Recipe, error: CaptureError, *, least_bytes: int) -> Regions:
     """Look for regions, see Note [Which parts]. `error` says why the model itself is none."""
     calls = noted_calls(model, sample, backward_from=recipe.backward_from)
-    search = _Search(model, calls, region_recipe(recipe), least_bytes)
+    search = RegionSearch(model, calls, region_recipe(recipe), least_bytes)
     search.left_eager[""] = str(error)
     search.look_into("", model)
     return Regions(found=tuple(search.found), left_eager=search.left_eager)
@@ -82,13 +84,27 @@ def regions_digest(digests: dict[str, str]) -> str:
     return hashlib.sha256(described.encode()).hexdigest()[:16]
 
 
-class _Search:
-    def __init__(self, model: nn.Module, calls: dict[str, list[NotedCall]], recipe: Recipe, least_bytes: int) -> None:
+class RegionSearch:
+    """Looks for regions, see Note [Which parts]."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        calls: dict[str, list[NotedCall]],
+        recipe: Recipe,
+        least_bytes: int,
+        *,
+        timed: bool = True,
+        keeps_nothing: bool = False,
+    ) -> None:
+        """`timed=False` does not run regions. `keeps_nothing` measures the step with every value made again."""
         self.found: list[Region] = []
         self.left_eager: dict[str, str] = {}
         self._calls = calls
         self._recipe = recipe
         self._least_bytes = least_bytes
+        self._timed = timed
+        self._keeps_nothing = keeps_nothing
         self._kinds: dict[str, Kind] = {}
         self._seen = {model}
 
@@ -96,9 +112,9 @@ class _Search:
         for name, part in module.named_children():
             if part not in self._seen:
                 self._seen.add(part)
-                self._look_at(f"{path}.{name}".removeprefix("."), part)
+                self.look_at(f"{path}.{name}".removeprefix("."), part)
 
-    def _look_at(self, path: str, module: nn.Module) -> None:
+    def look_at(self, path: str, module: nn.Module) -> None:
         calls = self._calls.get(path, [])
         if not calls:  # a list of modules, or not part of this step
             self.look_into(path, module)
@@ -126,7 +142,7 @@ class _Search:
                 self._seen.update(module.modules())  # its parts keep less
                 return f"it keeps only {format_bytes(small_bytes)} for its backward pass"
             kind = self._kind(module, joint, before, graph, sample)
-            marked = MarkedCall(len(self.found), joint, graph, kind.unplanned, sample)
+            marked = MarkedCall(len(self.found), joint, graph, kind.baseline, sample)
         self.found.append(
             Region(
                 name=path,
@@ -143,16 +159,24 @@ class _Search:
     def _kind(self, module: nn.Module, joint: Joint, before: Traced, graph: Graph, sample: Sample) -> Kind:
         digest = graph.digest()
         if digest not in self._kinds:
-            prepared = prepare(module, joint, sample, self._recipe, before=before)
+            prepared = prepare(module, joint, sample, self._recipe, before=before, timed=self._timed)
             planner = make_planner(module, prepared, self._recipe)
-            unplanned = program_of(planner.problem, planner.unplanned)
-            self._kinds[digest] = Kind(prepared=prepared, planner=planner, unplanned=unplanned)
+            solution = planner.all_again() if self._keeps_nothing else planner.unplanned_solution()
+            self._kinds[digest] = Kind(
+                prepared=prepared,
+                planner=planner,
+                unplanned=program_of(planner.problem, planner.unplanned),
+                baseline=program_of(planner.problem, solution.expansion),
+                baseline_us=solution.expansion.extra_us,
+            )
         return self._kinds[digest]
 
 
 def _without_memory(sample: Sample) -> Sample:
     args, kwargs = pytree.tree_map_only(
-        torch.Tensor, lambda tensor: torch.empty_like(tensor, device="meta"), (sample.args, dict(sample.kwargs))
+        torch.Tensor,
+        lambda tensor: torch.empty_like(tensor, device="meta"),
+        (sample.args, dict(sample.kwargs)),
     )
     return Sample(args, kwargs)
 

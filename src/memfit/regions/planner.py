@@ -34,11 +34,11 @@ from memfit.pipeline import (
 )
 from memfit.plan.expand import program_of
 from memfit.plan.plan import Fate, Plan
-from memfit.plan.regions import Choice, Option, choose, smallest, whole_peak_bytes, without_worse
+from memfit.plan.regions import Choice, Option, Stretch, choose, smallest, whole_peak_bytes, without_worse
 from memfit.plan.simulate import simulate
 from memfit.plan.solve import Solution
 from memfit.regions.find import Kind, Region, Regions, find_regions, region_recipe, regions_digest
-from memfit.regions.whole import EagerStep, eager_step, region_footprint, stretches_of
+from memfit.regions.whole import EagerStep, eager_footprint, eager_step, region_footprint, stretches_of
 from memfit.units import format_bytes
 
 _LEAST_SHARE = 0.002  # of the activations of the step: what a region keeps at least
@@ -60,14 +60,21 @@ class RegionPlanner:
     """Plans of one model and sample; what is measured and searched for once serves every budget."""
 
     def __init__(
-        self, model: nn.Module, sample: Sample, recipe: Recipe, regions: Regions, eager: EagerStep, seconds: float
+        self,
+        model: nn.Module,
+        sample: Sample,
+        recipe: Recipe,
+        regions: Regions,
+        eager: EagerStep,
+        stretches: Sequence[Stretch],
+        seconds: float,
     ) -> None:
         start = time.monotonic()
         self._model, self._sample, self._recipe = model, sample, recipe
         self._regions, self._left_eager = regions.found, regions.left_eager
         self._eager = eager
         self._calls = [region.calls for region in self._regions]
-        self._stretches = stretches_of(model, sample, recipe, self._regions, eager.optimizer)
+        self._stretches = stretches
         self._programs = _programs(self._regions, recipe)
         found = [self._programs[id(region.kind)] for region in self._regions]
         options = [_options(region, each) for region, each in zip(self._regions, found, strict=True)]
@@ -78,7 +85,7 @@ class RegionPlanner:
 
     @property
     def unplanned_peak_bytes(self) -> int:
-        return self._eager.peak_bytes
+        return self._predicted_peak_bytes() if self._eager.peak_bytes is None else self._eager.peak_bytes
 
     @property
     def persistent_bytes(self) -> int:
@@ -98,6 +105,12 @@ class RegionPlanner:
         if choice is None:
             raise self._infeasible(limit, lowest, recipe)
         return self._written(choice, limit, lowest_bytes, recipe, self._seconds + time.monotonic() - start)
+
+    def _predicted_peak_bytes(self) -> int:
+        """Of the eager step, where it was not run."""
+        footprints = [eager_footprint(region, region.marked.surroundings()) for region in self._regions]
+        options = [[Option(footprint=each, extra_us=0.0)] for each in footprints]
+        return whole_peak_bytes(options, self._stretches, (0,) * len(options))
 
     def _unplanned_if_it_fits(self, limit: int) -> Choice | None:
         unplanned: Choice = (0,) * len(self._regions)
@@ -168,11 +181,13 @@ def make_region_planner(model: nn.Module, sample: Sample, recipe: Recipe, error:
     if not could_be_in_regions(model, sample, recipe):
         raise error
     eager = eager_step(model, sample, recipe)
+    assert eager.peak_bytes is not None
     least_bytes = int(_LEAST_SHARE * (eager.peak_bytes - eager.resident_bytes))
     regions = find_regions(model, sample, recipe, error, least_bytes=max(1, least_bytes))
     if not regions.found:
         raise error
-    return RegionPlanner(model, sample, recipe, regions, eager, time.monotonic() - start)
+    stretches = stretches_of(model, sample, recipe, regions.found, eager.optimizer)
+    return RegionPlanner(model, sample, recipe, regions, eager, stretches, time.monotonic() - start)
 
 
 def could_be_in_regions(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:
@@ -256,4 +271,4 @@ def _region_plan(region: Region, found: _Found, recipe: Recipe) -> Plan:
 def _whole_fates(plans: dict[str, Plan]) -> Iterator[Fate]:
     for name, plan in plans.items():
         for fate in plan.fates:
-            yield dataclasses.replace(fate, module=f"{name}.{fate.module}".removesuffix("."))
+            yield dataclasses.replace(fate, module=f"{name}.{fate.module}".strip("."))

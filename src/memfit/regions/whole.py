@@ -1,9 +1,10 @@
 """The step around the regions: what it takes as it is, and its live bytes where regions begin and end."""
 
+import contextlib
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,21 +15,23 @@ from memfit.capture.sample import Sample
 from memfit.execute.attach import attach, remove
 from memfit.ir import OptimizerMemory, Phase
 from memfit.measure.optimizer import optimizer_memory
-from memfit.measure.peak import measure_peak
+from memfit.measure.peak import held_bytes, measure_peak
 from memfit.measure.stretches import MeasuredStretch, measure_stretches
 from memfit.pipeline import Recipe, is_for_cuda
+from memfit.plan.identity import identity_program
 from memfit.plan.regions import Footprint, Stretch, Surroundings, footprint
 from memfit.regions.find import Region
 from memfit.regions.marked import BEGIN
 
 _TIMED_STEPS = 3
+_MEASURED_STEPS = 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EagerStep:
     """One step as the model itself runs it."""
 
-    peak_bytes: int  # with the optimizer's state and step
+    peak_bytes: int | None  # with the optimizer's state and step; None: it was not run, and is predicted
     persistent_bytes: int  # live when the step ends, with the optimizer's state
     resident_bytes: int  # before the step
     step_us: float
@@ -53,36 +56,88 @@ def eager_step(model: nn.Module, sample: Sample, recipe: Recipe) -> EagerStep:
     )
 
 
+def baseline_step(
+    model: nn.Module, sample: Sample, recipe: Recipe, regions: Sequence[Region]
+) -> tuple[EagerStep, list[Stretch]]:
+    """What is known of the eager step from one with every region at its baseline, where it is not to be run itself."""
+    run = _run(model, sample, recipe)
+    with nothing_remains(model, sample), torch.enable_grad(), _attached(model, regions):
+        step_us = min(_microseconds(run) for _ in range(_TIMED_STEPS))
+        optimizer = _optimizer_memory(model, recipe)
+        runs = [_measured(model, sample, regions, run, optimizer) for _ in range(_MEASURED_STEPS)]
+        stretches = min(runs, key=_peak_bytes)  # a release that was not seen can only make it higher
+        end_bytes = stretches[-1].live_bytes - optimizer.workspace_bytes
+        drop_gradients(model, sample)
+        resident_bytes = held_bytes([model, sample.args, dict(sample.kwargs)])
+    again_us = sum(region.calls * region.kind.baseline_us for region in regions)
+    eager = EagerStep(
+        peak_bytes=None,
+        persistent_bytes=end_bytes,
+        resident_bytes=resident_bytes,
+        step_us=max(step_us - again_us, step_us / 2),  # a forward pass again is less than the rest
+        optimizer=optimizer,
+    )
+    return eager, stretches
+
+
 def stretches_of(
     model: nn.Module, sample: Sample, recipe: Recipe, regions: Sequence[Region], optimizer: OptimizerMemory
 ) -> list[Stretch]:
-    """Run a step with every region unplanned, and measure it from mark to mark."""
+    """Run a step with every region at its baseline, and measure it from mark to mark."""
     run = _run(model, sample, recipe)
-    with nothing_remains(model, sample), torch.enable_grad():
-        for region in regions:
-            attach(region.module, _always(region), whole=model)
-        try:
-            run()
-            drop_gradients(model, sample)
-            for region in regions:
-                region.marked.forget()
-            measured = measure_stretches(run, resident=[model, sample.args, dict(sample.kwargs)])
-        finally:
-            remove(model)
-    unplanned = [region_footprint(region, region.marked.surroundings()) for region in regions]
-    return _stretches(measured, unplanned, optimizer)
+    with nothing_remains(model, sample), torch.enable_grad(), _attached(model, regions):
+        run()
+        return _measured(model, sample, regions, run, optimizer)
+
+
+@contextlib.contextmanager
+def _attached(model: nn.Module, regions: Sequence[Region]) -> Iterator[None]:
+    """Let every region run its baseline for a while."""
+    for region in regions:
+        attach(region.module, _always(region), whole=model)
+    try:
+        yield
+    finally:
+        remove(model)
+
+
+def _measured(
+    model: nn.Module, sample: Sample, regions: Sequence[Region], run: Callable[[], None], optimizer: OptimizerMemory
+) -> list[Stretch]:
+    drop_gradients(model, sample)  # the profiler does not see the release of what was there before
+    for region in regions:
+        region.marked.forget()
+    measured = measure_stretches(run, resident=[model, sample.args, dict(sample.kwargs)])
+    baselines = [region_footprint(region, region.marked.surroundings()) for region in regions]
+    return _stretches(measured, baselines, optimizer)
 
 
 def region_footprint(region: Region, around: Surroundings, program: Any = None) -> Footprint:
-    """What a program of a region adds to the step around it; without one, the unplanned program."""
+    """What a program of a region adds to the step around it; without one, the baseline."""
     prepared = region.kind.prepared
     return footprint(
         prepared.graph,
-        program or region.kind.unplanned,
-        region.kind.unplanned,
+        program or region.kind.baseline,
+        region.kind.baseline,
         workspace_bytes=prepared.costs.workspace_bytes,
         granularity_bytes=prepared.granularity_bytes,
         around=around,
+    )
+
+
+def eager_footprint(region: Region, around: Surroundings) -> Footprint:
+    """What a region adds to the step around it if it runs eagerly, beside memfit."""
+    prepared = region.kind.prepared
+    if prepared.eager.storages != prepared.graph.storages:  # rewritten: what is captured stands for what was
+        return region_footprint(region, around, region.kind.unplanned)
+    return footprint(
+        prepared.eager,
+        identity_program(prepared.eager),
+        region.kind.baseline,
+        workspace_bytes=prepared.eager_workspace_bytes,
+        granularity_bytes=prepared.granularity_bytes,
+        around=around,
+        baseline_graph=prepared.graph,
     )
 
 
@@ -98,7 +153,7 @@ def _always(region: Region) -> Callable[..., Any]:
 
 
 def _stretches(
-    measured: Sequence[MeasuredStretch], unplanned: Sequence[Footprint], optimizer: OptimizerMemory
+    measured: Sequence[MeasuredStretch], baselines: Sequence[Footprint], optimizer: OptimizerMemory
 ) -> list[Stretch]:
     """What the marks mean, see Note [Whole peak] in `plan/regions.py`."""
     waiting: Counter[int] = Counter()
@@ -111,9 +166,9 @@ def _stretches(
             region, phase = int(number), Phase(name)
             if end == BEGIN:
                 running = (region, phase)
-                expected_bytes = unplanned[region].forward_bytes
+                expected_bytes = baselines[region].forward_bytes
                 if phase is Phase.BACKWARD:
-                    expected_bytes = unplanned[region].backward_bytes
+                    expected_bytes = baselines[region].backward_bytes
                     waiting[region] -= 1
                 # What the pass took beyond its program stays with it, whatever it runs.
                 live_bytes = each.start_bytes + max(0, each.peak_bytes - each.start_bytes - expected_bytes)
@@ -135,6 +190,10 @@ def _optimizer_memory(model: nn.Module, recipe: Recipe) -> OptimizerMemory:
         for_cuda=is_for_cuda(model, None),
         without_gradient=[parameter for parameter in model.parameters() if parameter.grad is None],
     )
+
+
+def _peak_bytes(stretches: Sequence[Stretch]) -> int:
+    return max(stretch.live_bytes for stretch in stretches)
 
 
 def _microseconds(run: Callable[[], None]) -> float:

@@ -182,16 +182,19 @@ class Step:
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on: model, optimizer, schedule, scale, generators, position."""
         self._updater.settle()
+        model, optimizer = self._replicas.module.state_dict(), self.optimizer.state_dict()
+        gradients = {number: each.grad for number, each in enumerate(self._parameters) if each.grad is not None}
+        return {"model": model, "optimizer": optimizer, **self.progress_dict(), "gradients": gradients}
+
+    def progress_dict(self) -> dict[str, Any]:
+        """What the next step depends on beside model, optimizer and gradients."""
         return {
-            "model": self._replicas.module.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "scaler": None if self._scaler is None else self._scaler.state_dict(),
             "rounding": None if self._updater.rounding is None else self._updater.rounding.state(),
             "random": random_state(),
             "position": dataclasses.asdict(self.position),
             "accumulation": dataclasses.asdict(self._accumulation),
-            "gradients": {number: each.grad for number, each in enumerate(self._parameters) if each.grad is not None},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -200,6 +203,12 @@ class Step:
         restore_optimizer(self.optimizer, state["optimizer"], self._updater.adopt)
         restore_model(self._replicas.module, state["model"])
         self._updater.settle()
+        for number, parameter in enumerate(self._parameters):
+            parameter.grad = value_of(state["gradients"].get(number))
+        self.load_progress_dict(state)
+
+    def load_progress_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where `progress_dict` was taken; model and optimizer are put back by others."""
         for part, name in ((self.scheduler, "scheduler"), (self._scaler, "scaler")):
             if part is not None and state[name] is not None:
                 part.load_state_dict(pytree.tree_map(value_of, state[name]))
@@ -207,8 +216,6 @@ class Step:
             self._updater.rounding.load_state(value_of(state["rounding"]))
         self.position = Position(**state["position"])
         self._accumulation = Accumulation(**state["accumulation"])
-        for number, parameter in enumerate(self._parameters):
-            parameter.grad = value_of(state["gradients"].get(number))
         set_random_state(pytree.tree_map(value_of, state["random"]))
 
     def save(self, path: str | os.PathLike[str]) -> None:

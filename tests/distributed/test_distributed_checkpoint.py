@@ -1,0 +1,75 @@
+"""Checkpoints from one process to two and back."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from sharded_job import fast_job
+from sharded_models import Blocks, trained
+
+import memfit
+from memfit.distributed import load_sharded, save_sharded
+
+
+def test_two_ranks_go_on_from_what_one_process_saved() -> None:
+    folder, ranks = fast_job()
+    expected = torch.load(folder / "one.pt", weights_only=True)
+    for rank, found in enumerate(ranks):
+        assert found["checkpoint"]["extra"] == {"epoch": 3}
+        assert found["checkpoint"]["lr"] == 0.01
+        assert found["checkpoint"]["updates"] == 2
+        loaded = torch.load(folder / f"loaded{rank}.pt", weights_only=True)
+        assert all(torch.equal(*each) for each in zip(expected, loaded, strict=True))
+
+
+def test_two_ranks_go_on_bit_for_bit_from_what_they_saved() -> None:
+    assert all(found["checkpoint"]["resumed"] for found in fast_job()[1])
+
+
+def test_one_process_goes_on_from_what_two_ranks_saved() -> None:
+    folder, _ = fast_job()
+    model = Blocks()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.5)
+    assert load_sharded(folder / "from_two", model, optimizer) == {"epoch": 7}
+    trained(model, 2, lambda batch: batch, optimizer)
+    end = torch.load(folder / "end0.pt", weights_only=True)
+    for one, two in zip(model.parameters(), end, strict=True):
+        assert float((one - two).detach().abs().max()) <= 1e-6
+
+
+def test_nothing_on_disk_is_pickled() -> None:
+    folder, _ = fast_job()
+    names = {path.suffix for path in (folder / "from_two").rglob("*") if path.is_file()}
+    assert names == {".json", ".safetensors"}
+    assert json.loads((folder / "from_two" / "checkpoint.json").read_text())["ranks"] == 2
+
+
+def test_a_new_checkpoint_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    model = Blocks()
+    for number in range(2):
+        save_sharded(tmp_path, model, extra={"number": number})
+    assert load_sharded(tmp_path, model) == {"number": 1}
+    assert len([each for each in tmp_path.iterdir() if each.is_dir()]) == 1
+
+
+def test_another_model_is_refused_and_nothing_changed(tmp_path: Path) -> None:
+    save_sharded(tmp_path, Blocks())
+    other = Blocks(width=16)
+    before = [each.clone() for each in other.parameters()]
+    with pytest.raises(memfit.InvalidFile, match="has shape"):
+        load_sharded(tmp_path, other)
+    assert all(torch.equal(*each) for each in zip(before, other.parameters(), strict=True))
+
+
+def test_a_folder_that_holds_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(memfit.InvalidFile, match="is not a checkpoint"):
+        load_sharded(tmp_path, Blocks())
+    (tmp_path / "checkpoint.json").write_text('{"format": "memfit.sharded", "version": 2}')
+    with pytest.raises(memfit.InvalidFile, match="version 2"):
+        load_sharded(tmp_path, Blocks())
+
+
+def test_tensors_have_no_place_among_the_extras(tmp_path: Path) -> None:
+    with pytest.raises(memfit.InvalidInput, match="holds a tensor"):
+        save_sharded(tmp_path, Blocks(), extra={"weights": torch.ones(2)})
