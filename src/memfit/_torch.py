@@ -23,7 +23,7 @@
     Inside a backward pass: the node of autograd that is running, whose `next_functions` follow its inputs.
 `plain_function` rests on `OpOverload._op`
     The operator without the Python wrapper around it.
-`memory_events` and `marked_memory_events` rest on `profile.kineto_results`
+`memory_events`, `marked_memory_events` and `MemoryRecorder` rest on `profile.kineto_results`, `_profiler_enabled`
     Allocator events in order, see `measure/peak.py`, and what `set_mark` left among them.
 `StorageWeakRef` is `torch.multiprocessing.reductions`' own
     Whether a storage is still in memory, without keeping it there.
@@ -68,6 +68,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "JointWithDescriptors",
+    "MemoryRecorder",
     "StorageWeakRef",
     "annotation",
     "below_autograd",
@@ -155,17 +156,40 @@ def memory_events(run: Callable[[], Any]) -> list[int]:
 
 def marked_memory_events(run: Callable[[], Any]) -> list[tuple[str, int]]:
     """Allocations and releases, with "" before each, and the marks set between them, with 0 after each."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else every start and stop is printed
-    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
+    recorder = MemoryRecorder()
+    recorder.start()
+    try:
         run()
-    events = []
-    for event in profiler.kineto_results.events():
-        name = event.name()
-        if name == "[memory]" and event.device_type() == torch._C._autograd.DeviceType.CPU:
-            events.append((event.start_ns(), "", event.nbytes()))
-        elif name.startswith(_MARK):
-            events.append((event.start_ns(), name.removeprefix(_MARK), 0))
-    return [(label, change_bytes) for _, label, change_bytes in sorted(events, key=lambda event: event[0])]
+    finally:
+        events = recorder.stop()
+    return events
+
+
+class MemoryRecorder:
+    """Allocator events of the CPU between `start` and `stop`, as `marked_memory_events` returns them."""
+
+    def __init__(self) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else every start and stop is printed
+        self._profiler = torch.autograd.profiler.profile(profile_memory=True)
+
+    @staticmethod
+    def is_free() -> bool:
+        """Whether no other profiler is running: there can be one only."""
+        return not torch.autograd._profiler_enabled()
+
+    def start(self) -> None:
+        self._profiler.__enter__()
+
+    def stop(self) -> list[tuple[str, int]]:
+        self._profiler.__exit__(None, None, None)
+        events = []
+        for event in self._profiler.kineto_results.events():
+            name = event.name()
+            if name == "[memory]" and event.device_type() == torch._C._autograd.DeviceType.CPU:
+                events.append((event.start_ns(), "", event.nbytes()))
+            elif name.startswith(_MARK):
+                events.append((event.start_ns(), name.removeprefix(_MARK), 0))
+        return [(label, change_bytes) for _, label, change_bytes in sorted(events, key=lambda event: event[0])]
 
 
 def set_mark(label: str) -> None:

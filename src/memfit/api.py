@@ -13,7 +13,7 @@ from memfit.capture.trace import traced
 from memfit.capture.with_loss import WithLoss
 from memfit.errors import CaptureError, InfeasibleBudget, InvalidFile, InvalidInput, InvalidModel
 from memfit.estimate import Estimate, ParameterCount
-from memfit.execute.attach import attach, remove, removed
+from memfit.execute.attach import attach, planned_forward, remove, removed
 from memfit.ir import Graph, without_prefix
 from memfit.measure.cost import OperatorCost
 from memfit.measure.cuda import with_byte_masks
@@ -210,7 +210,11 @@ def fit(
         report=report,
         progress=progress,
     )
-    example = Sample.of(sample)
+    return fit_by(recipe, model, Sample.of(sample))
+
+
+def fit_by(recipe: Recipe, model: nn.Module, example: Sample) -> nn.Module:
+    """Plan and apply by a recipe: whole, or region by region if the model cannot be captured whole."""
     try:
         return _attached(model, Runner(recipe=recipe), example)
     except CaptureError as error:
@@ -221,8 +225,7 @@ def fit(
 
 def plan_of(model: nn.Module) -> Plan | None:
     """The plan that a fitted model runs by; None if it runs unplanned."""
-    forward = model.__dict__.get("forward")
-    runner = getattr(forward, "compile_call", None)
+    runner = getattr(planned_forward(model), "compile_call", None)
     return runner.plan if isinstance(runner, Runner | RegionRunner) else plan_in_regions(model)
 
 

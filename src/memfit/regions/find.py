@@ -72,7 +72,7 @@ def find_regions(model: nn.Module, sample: Sample, recipe: Recipe, error: Captur
 def region_recipe(recipe: Recipe) -> Recipe:
     """How regions are captured: every result may get a gradient, and the step's memory is not theirs to count."""
     return dataclasses.replace(
-        recipe, optimizer=None, backward_from="all", outputs="all", recompute=(), keep=(), report=None
+        recipe, optimizer=None, beside_bytes=0, backward_from="all", outputs="all", recompute=(), keep=(), report=None
     )
 
 
