@@ -65,10 +65,10 @@ class PeakWatch:
     def running(self) -> bool:
         return self._recorder is not None or self._before_bytes is not None
 
-    def start(self, *, resident: Iterable[Any]) -> None:
-        """`resident` is what lives already and counts, as in `measure_peak`."""
+    def start(self, *, resident: Iterable[Any], beside_bytes: int = 0) -> None:
+        """`resident` is what lives already and counts, as in `measure_peak`; `beside_bytes` what cannot be given."""
         tensors = list(_tensors(resident))
-        self._resident_bytes = storage_bytes(tensors)
+        self._resident_bytes = storage_bytes(tensors) + beside_bytes
         if any(tensor.is_cuda for tensor in tensors):
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
