@@ -41,14 +41,21 @@ def test_the_longest_of_a_batch_is_as_often_seen_as_it_is_drawn():
 
 
 def test_buckets_are_multiples_and_cover_all_lengths():
-    buckets = memfit.Buckets.of(range(16, 513), most=6, multiple=8, batch_size=4)
+    buckets = memfit.Buckets.of(range(16, 513), most=6, multiple=8, least_gain=0)
     assert len(buckets.lengths) == 6
     assert all(length % 8 == 0 for length in buckets.lengths)
     assert buckets.lengths[-1] == 512
     assert all(length <= buckets.length_for(length) <= 512 for length in range(1, 513))
     assert buckets.length_for(700) == 700
-    assert 1 < buckets.work_ratio < 1.1
+    assert 1 < buckets.work_ratio < 1.2
     assert "6 buckets" in str(buckets)
+
+
+def test_a_bucket_that_saves_little_is_left_out():
+    few = memfit.Buckets.of(range(16, 513), batch_size=8, least_gain=0.02)
+    many = memfit.Buckets.of(range(16, 513), batch_size=8, least_gain=0)
+    assert len(few.lengths) < len(many.lengths) == 8
+    assert many.work_ratio < few.work_ratio < many.work_ratio + 0.05
 
 
 def test_one_length_needs_one_bucket_and_many_lengths_are_rounded():

@@ -40,12 +40,13 @@ class Buckets:
         most: int = 8,
         batch_size: int = 1,
         multiple: int = 1,
+        least_gain: float = 0.01,
         work: Callable[[int], float] = float,
     ) -> "Buckets":
         """Choose at most `most` buckets for samples of these lengths, see Note [Fewest padded tokens].
 
         `work` is what a batch of a padded length costs; by default that is in proportion to the length. Buckets are
-        multiples of `multiple`.
+        multiples of `multiple`. One more must save `least_gain` of the work that batches have anyway.
         """
         histogram = Counter(-(-length // multiple) * multiple for length in lengths)
         if most < 1 or batch_size < 1 or multiple < 1:
@@ -54,8 +55,8 @@ class Buckets:
             raise InvalidInput("buckets are chosen from lengths of samples, whole numbers above 0; none were given")
         distinct, weights = _batch_lengths(_coarse(histogram), batch_size)
         costs = [work(length) for length in distinct]
-        ends = _best_ends(weights, costs, min(most, len(distinct)))
         exact = sum(weight * cost for weight, cost in zip(weights, costs, strict=True))
+        ends = _best_ends(weights, costs, min(most, len(distinct)), least_gain * exact)
         chosen = tuple(distinct[end] for end in ends)
         return cls(lengths=chosen, work_ratio=_expected(weights, costs, ends) / exact)
 
@@ -127,13 +128,16 @@ def _expected(weights: Sequence[float], costs: Sequence[float], ends: Sequence[i
     return sum(costs[end] * sum(weights[start : end + 1]) for start, end in zip(starts, ends, strict=False))
 
 
-def _best_ends(weights: Sequence[float], costs: Sequence[float], most: int) -> list[int]:
-    """Places of the buckets, by the program of Note [Fewest padded tokens]."""
+def _best_ends(weights: Sequence[float], costs: Sequence[float], most: int, least_gain: float = 0.0) -> list[int]:
+    """Places of the buckets, by the program of Note [Fewest padded tokens]; each must save `least_gain`."""
     sums = [0.0, *itertools.accumulate(weights)]
     best = [sums[end + 1] * cost for end, cost in enumerate(costs)]  # with one bucket, up to and with a place
     origins: list[list[int]] = []  # for every bucket more: where the one before the last ends
     for _ in range(most - 1):
-        best, origin = _with_one_more(best, sums, costs)
+        following, origin = _with_one_more(best, sums, costs)
+        if best[-1] - following[-1] < least_gain:
+            break
+        best = following
         origins.append(origin)
     ends = [len(costs) - 1]
     for origin in reversed(origins):
