@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from memfit.capture.autocast import Autocast, autocast_state
 from memfit.capture.outputs import take_apart
 from memfit.capture.rehearse import nothing_remains, step
 from memfit.capture.sample import Sample
@@ -28,7 +29,7 @@ class NotedCall:
 
     sample: Sample
     with_gradients: bool  # gradients were on, and it was in the forward pass
-    autocast: tuple[Any, ...]
+    autocast: Autocast
     returned: int = 0  # tensors that require a gradient
     reached: int = 0  # of them by a gradient
     overwritten: bool = False  # what it was given or returned was changed in place before the backward pass
@@ -40,12 +41,6 @@ def noted_calls(model: nn.Module, sample: Sample, *, backward_from: str = "auto"
     with nothing_remains(model, sample), torch.enable_grad(), notes.following():
         step(model, sample, seed=0, backward_from=backward_from, before_backward=notes.turn_around)
     return dict(notes.calls)
-
-
-def autocast_state() -> tuple[Any, ...]:
-    """What autocast does here and now, by kind of device."""
-    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    return tuple((device, torch.get_autocast_dtype(device)) for device in devices)
 
 
 def cut_off(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sample:

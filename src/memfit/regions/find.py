@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from memfit.capture.calls import NotedCall, autocast_state, noted_calls
+from memfit.capture.autocast import autocast_state
+from memfit.capture.calls import NotedCall, noted_calls
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
 from memfit.errors import CaptureError, MemfitError
