@@ -25,7 +25,12 @@ pytestmark = [
 
 
 def make_trainer(
-    folder: Path, model: Any = None, data: Any = None, kind: type[Trainer] = Trainer, collator: Any = padded, **options: Any
+    folder: Path,
+    model: Any = None,
+    data: Any = None,
+    kind: type[Trainer] = Trainer,
+    collator: Any = padded,
+    **options: Any,
 ) -> Trainer:
     settings = {
         "output_dir": str(folder),
@@ -117,7 +122,9 @@ def test_precision_and_accumulation_are_part_of_the_plan(tmp_path: Path, capsys:
 
 
 class OwnLoss(Trainer):
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         labels = inputs.pop("labels")
         outputs = model(**inputs)
         loss = nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())

@@ -23,9 +23,7 @@ def test_no_other_choice_of_buckets_pads_less(lengths, most, batch_size, power):
     distinct, weights = _batch_lengths(histogram, batch_size)
     costs = [length**power for length in distinct]
     count = min(most, len(distinct))
-    every = (
-        [*inner, len(distinct) - 1] for inner in itertools.combinations(range(len(distinct) - 1), count - 1)
-    )
+    every = ([*inner, len(distinct) - 1] for inner in itertools.combinations(range(len(distinct) - 1), count - 1))
     least = min(_expected(weights, costs, ends) for ends in every)
     assert _expected(weights, costs, _best_ends(weights, costs, count)) == pytest.approx(least)
 

@@ -43,7 +43,9 @@ def look_at_data(trainer: Any, wanted: Buckets | int | None) -> TrainerData:
         loader = trainer.get_train_dataloader()
         dataset = getattr(loader, "dataset", None)
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-            return TrainerData(batch=_checked(next(iter(loader))), buckets=wanted if isinstance(wanted, Buckets) else None)
+            return TrainerData(
+                batch=_checked(next(iter(loader))), buckets=wanted if isinstance(wanted, Buckets) else None
+            )
         places = _places(len(dataset))
         lengths = [_length(dataset[place]) for place in places]
         by_length = [place for _, place in sorted(zip(lengths, places, strict=True), reverse=True)]

@@ -18,9 +18,11 @@ from typing import Any
 import torch
 from transformers import Trainer
 
+from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.sample import Sample
 from memfit.errors import CaptureError, InvalidInput
 from memfit.execute.attach import check_unplanned
+from memfit.integrations.prepared import as_prepared
 from memfit.integrations.trainer_data import BucketCollator, TrainerData, look_at_data, pad_side, pad_values
 from memfit.integrations.trainer_options import check_options
 from memfit.integrations.trainer_report import ReportCallback
@@ -85,7 +87,7 @@ def _fitted(trainer: Any, data: TrainerData, wishes: Wishes) -> Fitted:
             return _fit_with_loss(part, wishes, optimizer, beside_bytes)
 
         def run() -> None:
-            with torch.autocast(trainer.args.device.type, enabled=False), _as_prepared(trainer):
+            with autocast(autocast_state(), enabled=False), as_prepared(trainer.accelerator, trainer.model):
                 trainer.compute_loss(trainer.model, dict(inputs), num_items_in_batch=items).backward()
 
         memory = memory_of([optimizer])
@@ -161,31 +163,6 @@ def _training_mode(model: torch.nn.Module) -> Iterator[None]:
         yield
     finally:
         model.train(was_training)
-
-
-@contextlib.contextmanager
-def _as_prepared(trainer: Any) -> Iterator[None]:
-    """The model's forward as Accelerate will wrap it: autocast inside, results in fp32."""
-    from accelerate.utils import convert_outputs_to_fp32
-
-    model, accelerator = trainer.model, trainer.accelerator
-    if not accelerator.native_amp:
-        yield
-        return
-    inner = model.forward
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        with accelerator.autocast():
-            return inner(*args, **kwargs)
-
-    own = model.__dict__.get("forward")
-    model.forward = convert_outputs_to_fp32(forward)
-    try:
-        yield
-    finally:
-        del model.forward
-        if own is not None:
-            model.forward = own
 
 
 @contextlib.contextmanager

@@ -118,6 +118,11 @@ class RehearsedStep:
         self._optimizer = optimizer
         self._beside_bytes = beside_bytes
 
+    def rehearse(self) -> None:
+        """Run it once."""
+        with nothing_remains(self.root, Sample()), generators_put_back(), torch.enable_grad():
+            self._run()
+
     def peak_bytes(self) -> int:
         """Of the whole step, the optimizer's part of it as it is known beforehand."""
         nothing = Sample()
@@ -149,10 +154,10 @@ def fit_parts(parts: Sequence[Part], step: RehearsedStep, wishes: Wishes) -> Fit
     for _ in range(_ATTEMPTS):
         try:
             plans = [_fit_part(part, step, wishes, limit, less[n]) for n, part in enumerate(parts)]
+            peak = step.peak_bytes()
         except InfeasibleBudget as error:
             _remove(parts)
             raise _infeasible(limit, lowest, error) from error
-        peak = step.peak_bytes()
         if peak <= limit or smallest:
             return Fitted(plans=tuple(plans), budget_bytes=limit or peak, predicted_peak_bytes=peak)
         lowest = peak if lowest is None else min(peak, lowest)
