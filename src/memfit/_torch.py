@@ -175,7 +175,7 @@ class MemoryRecorder:
     @staticmethod
     def is_free() -> bool:
         """Whether no other profiler is running: there can be one only."""
-        return not torch.autograd._profiler_enabled()
+        return not torch._C._autograd._profiler_enabled()
 
     def start(self) -> None:
         self._profiler.__enter__()
@@ -183,7 +183,8 @@ class MemoryRecorder:
     def stop(self) -> list[tuple[str, int]]:
         self._profiler.__exit__(None, None, None)
         events = []
-        for event in self._profiler.kineto_results.events():
+        results: Any = self._profiler.kineto_results
+        for event in results.events():
             name = event.name()
             if name == "[memory]" and event.device_type() == torch._C._autograd.DeviceType.CPU:
                 events.append((event.start_ns(), "", event.nbytes()))

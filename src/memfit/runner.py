@@ -18,6 +18,7 @@ from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint
 from memfit.errors import CaptureError, InvalidFile
 from memfit.execute.compiled import CompiledCall
+from memfit.ir import Program
 from memfit.pipeline import (
     Prepared,
     Recipe,
@@ -29,7 +30,6 @@ from memfit.pipeline import (
     prepare,
     traced_for,
 )
-from memfit.ir import Program
 from memfit.plan.expand import program_of
 from memfit.plan.plan import Plan
 from memfit.plan.validate import check_program

@@ -13,7 +13,7 @@ import memfit
 
 L = pytest.importorskip("lightning")
 
-from memfit.integrations.lightning import MemfitCallback, fit
+from memfit.integrations.lightning import MemfitCallback, fit  # noqa: E402  (needs lightning)
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 

@@ -210,9 +210,9 @@ def test_data_that_cannot_be_planned_for_is_refused_by_name(tmp_path: Path) -> N
     data = Texts(shortest=4, longest=40)
     with pytest.raises(memfit.InvalidSample, match="attention_mask"):
         fitted(make_trainer(tmp_path, data=data, collator=uneven))
+    trainer = make_trainer(tmp_path)
+    trainer.train_dataset = None
     with pytest.raises(memfit.InvalidInput, match="train_dataset"):
-        trainer = make_trainer(tmp_path)
-        trainer.train_dataset = None
         fitted(trainer)
     with pytest.raises(memfit.InvalidInput, match=r"transformers\.Trainer"):
         memfit.integrations.transformers.fit(gpt2(), budget=0.5)

@@ -14,7 +14,7 @@ Note [Kinds of calls]
 
 Note [Wrapped forwards]
     Others wrap a forward after us: Accelerate puts autocast around it. Then ours is found behind theirs, by the
-    `__wrapped__` that `functools.wraps` leaves, and what takes it away leaves theirs: it steps aside and runs the original.
+    `__wrapped__` that `functools.wraps` leaves. What takes it away leaves theirs: ours steps aside for the original.
 
 Note [Regions]
     A model that cannot be captured whole runs by itself, and some of its parts through memfit. Each

@@ -46,9 +46,9 @@ def fit(
 ) -> nn.Module:
     """Train inside a budget under the accelerator's precision; the same model is returned, wrapped as it was.
 
-    `batch` is what the model takes, if it returns its loss. With `loss(model, batch)` it is what that takes, and the loss
-    counts too: it is rehearsed and measured. With an `optimizer` its state is part of the budget. Room is kept for the
-    gradients of earlier batches if the accelerator accumulates, and for the buckets of DistributedDataParallel.
+    `batch` is what the model takes, if it returns its loss. With `loss(model, batch)` it is what that takes, and the
+    loss counts too: it is rehearsed and measured. With an `optimizer` its state is part of the budget. Room is kept
+    for gradients of earlier batches if the accelerator accumulates, and for those of DistributedDataParallel.
     """
     if accelerator.distributed_type not in _KNOWN:
         raise InvalidInput(

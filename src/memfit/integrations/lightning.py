@@ -5,7 +5,7 @@
 Note [What Lightning runs]
     `training_step` is run as it is, with its logging and its optimizers; planned are the modules that it calls. Which
     they are, and what they are called with, is seen in a rehearsal on the first batch when training starts, in
-    which nothing is logged and no optimizer steps; see Note [Measured and tightened] in `within.py`. Lightning drops the
+    which nothing is logged and no optimizer steps; see Note [Measured and tightened] in `within.py`. Lightning drops
     gradients of the last step only right before the backward pass; the callback does it before the forward pass.
 """
 
@@ -49,8 +49,8 @@ __all__ = ["MemfitCallback", "fit"]
 class MemfitCallback(Callback):  # type: ignore[misc]  # lightning is not looked into
     """Plans what `training_step` calls when training starts, and logs predicted and measured peaks.
 
-    `budget`, `allow` and `time_limit` are those of `memfit.plan`; the optimizers' states are part of the budget. The plan is
-    for batches like `batch`, by default the first one. The measured peak of the second batch and of every
+    `budget`, `allow` and `time_limit` are those of `memfit.plan`; the optimizers' states are part of the budget. The
+    plan is for batches like `batch`, by default the first one. The measured peak of the second batch and of every
     `measure_every`-th goes to the trainer's loggers. When training ends, modules run by themselves again.
     """
 
@@ -91,7 +91,7 @@ class MemfitCallback(Callback):  # type: ignore[misc]  # lightning is not looked
                 optimizer=memory_of(trainer.optimizers),
                 beside_bytes=_beside_bytes(trainer, pl_module, storage_bytes(batch)),
             )
-            with _muted(trainer, pl_module):
+            with _muted(pl_module):
                 calls = OutermostCalls(pl_module)
                 with calls.following():
                     rehearsal.rehearse()
@@ -163,9 +163,9 @@ def fit(
 ) -> nn.Module:
     """Train inside a budget with Fabric, before or after `fabric.setup`; the same model is returned.
 
-    `batch` is what the model takes, if it returns its loss. With `loss(model, batch)` it is what that takes, and the loss
-    counts too: it is rehearsed and measured. With an `optimizer` its state is part of the budget. `accumulate` keeps
-    room for the gradients of earlier batches.
+    `batch` is what the model takes, if it returns its loss. With `loss(model, batch)` it is what that takes, and the
+    loss counts too: it is rehearsed and measured. With an `optimizer` its state is part of the budget. `accumulate`
+    keeps room for the gradients of earlier batches.
     """
     _check_strategy(fabric.strategy, "lightning.fabric.strategies")
     inner = model.module if isinstance(model, _FabricModule) else model
@@ -195,8 +195,8 @@ def _check_strategy(strategy: Any, package: str) -> None:
     known = {SingleDeviceStrategy.__name__, DDPStrategy.__name__}
     if not {kind.__name__ for kind in type(strategy).__mro__} & known:
         raise InvalidInput(
-            f"the strategy {type(strategy).__name__} of {package} places parameters itself, which a plan cannot follow; "
-            "use one device, or DDP"
+            f"the strategy {type(strategy).__name__} of {package} places parameters itself, which a plan cannot "
+            "follow; use one device, or DDP"
         )
 
 
@@ -236,7 +236,7 @@ class _Still:
 
 
 @contextlib.contextmanager
-def _muted(trainer: Trainer, pl_module: LightningModule) -> Iterator[None]:
+def _muted(pl_module: LightningModule) -> Iterator[None]:
     """Let `training_step` log nothing and update nothing."""
 
     def nothing(*_: Any, **__: Any) -> None:

@@ -39,8 +39,8 @@ def fit_in_loop(
 ) -> Fitted:
     """Fit `model` on `batch`: as its own sample if it returns its loss, else as what `loss(model, batch)` takes.
 
-    `precision` is what the model's forward runs in, `running` what the loss and it run in, if that is something else; `gradient_sets` how
-    often the gradients live beside those of the batch at hand.
+    `precision` is what the model's forward runs in, `running` what the loss and it run in, if that is something
+    else; `gradient_sets` how often the gradients live beside those of the batch at hand.
     """
     check_trainable(model)
     beside_bytes = gradient_sets * gradient_bytes(model)

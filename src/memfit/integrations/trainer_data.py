@@ -41,7 +41,7 @@ def look_at_data(trainer: Any, wanted: Buckets | int | None) -> TrainerData:
         raise InvalidInput("the trainer has no train_dataset to take a batch from; give it one before it is fitted")
     with generators_put_back():
         loader = trainer.get_train_dataloader()
-        dataset = getattr(loader, "dataset", None)
+        dataset: Any = getattr(loader, "dataset", None)
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
             return TrainerData(
                 batch=_checked(next(iter(loader))), buckets=wanted if isinstance(wanted, Buckets) else None

@@ -3,10 +3,10 @@
     trainer = memfit.integrations.transformers.fit(trainer, budget="6GiB")
 
 Note [What the trainer does]
-    The model is planned on the trainer's own longest batch, as its `compute_loss` calls it, under its precision, with its
-    optimizer, with room for the gradients of earlier batches if it accumulates, and for the buckets of
-    DistributedDataParallel if it runs in several processes. If the loss is computed outside the model (label smoothing,
-    `compute_loss_func`, an own `compute_loss`), `compute_loss` is rehearsed and measured, see
+    The model is planned on the trainer's own longest batch, as its `compute_loss` calls it, under its precision, with
+    its optimizer, with room for the gradients of earlier batches if it accumulates, and for those that
+    DistributedDataParallel sends if it runs in several processes. If the loss is computed outside the model (label
+    smoothing, `compute_loss_func`, an own `compute_loss`), `compute_loss` is rehearsed and measured, see
     Note [Measured and tightened] in `within.py`.
 """
 
@@ -82,7 +82,7 @@ def _fitted(trainer: Any, data: TrainerData, wishes: Wishes) -> Fitted:
     items = trainer._get_num_items_in_batch([inputs], trainer.args.device)
     part = Part(model=trainer.model, sample=_call_of(trainer, inputs, items))
     beside_bytes = _beside_bytes(trainer, storage_bytes(dict(data.batch)))
-    with _optimizer_of(trainer) as optimizer, trainer.accelerator.autocast(), _explained(trainer):
+    with _optimizer_of(trainer) as optimizer, trainer.accelerator.autocast(), _explained():
         if not _computes_loss_outside(trainer, part.sample):
             return _fit_with_loss(part, wishes, optimizer, beside_bytes)
 
@@ -166,7 +166,7 @@ def _training_mode(model: torch.nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _explained(trainer: Any) -> Iterator[None]:
+def _explained() -> Iterator[None]:
     """Say where a Trainer keeps what an error is about."""
     try:
         yield

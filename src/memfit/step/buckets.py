@@ -82,7 +82,7 @@ class Buckets:
         given = batch.get(of)
         if not isinstance(given, torch.Tensor) or given.dim() < 2:
             raise InvalidSample(
-                f"the batch has no tensor {of!r} of samples by lengths; say which of {', '.join(batch)} has lengths (of=)"
+                f"the batch has no tensor {of!r} of samples by lengths; say by of= which of {', '.join(batch)} has them"
             )
         rows, length = given.shape[:2]
         missing = self.length_for(length) - length
