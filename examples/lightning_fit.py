@@ -24,11 +24,15 @@ warnings.filterwarnings("ignore", message=".*does not have many workers.*")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 
 
+def layers(given, made, width=256):
+    hidden = [each for _ in range(3) for each in (nn.Linear(width, width), nn.GELU())]
+    return nn.Sequential(nn.Linear(given, width), nn.GELU(), *hidden, nn.Linear(width, made))
+
+
 class AutoEncoder(L.LightningModule):
     def __init__(self):
         super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 3))
-        self.decoder = nn.Sequential(nn.Linear(3, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 784))
+        self.encoder, self.decoder = layers(784, 3), layers(3, 784)
         self.losses = []
 
     def training_step(self, batch, batch_idx):
@@ -46,10 +50,10 @@ class AutoEncoder(L.LightningModule):
 def train(callbacks, folder):
     L.seed_everything(0, verbose=False)
     model = AutoEncoder()
-    images = torch.rand(8192, 28, 28)
-    loader = DataLoader(TensorDataset(images), batch_size=2048, shuffle=True)
+    images = torch.rand(4096, 28, 28)
+    loader = DataLoader(TensorDataset(images), batch_size=1024, shuffle=True)
     trainer = L.Trainer(
-        max_epochs=3, callbacks=callbacks, accelerator="cpu", default_root_dir=folder, logger=False,
+        max_epochs=2, callbacks=callbacks, accelerator="cpu", default_root_dir=folder, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(model, loader)

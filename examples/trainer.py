@@ -52,11 +52,11 @@ def make_trainer(folder):
     args = TrainingArguments(
         output_dir=folder,
         per_device_train_batch_size=16,
-        max_steps=12,
+        max_steps=8,
         learning_rate=1e-3,
         logging_steps=1,
         eval_strategy="steps",
-        eval_steps=6,
+        eval_steps=4,
         save_strategy="no",
         report_to="none",
         use_cpu=True,
