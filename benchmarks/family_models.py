@@ -237,7 +237,7 @@ def _torchvision() -> list[Family]:
         family("feature pyramid (detection)", pyramid),
         family("GoogLeNet", lambda models: models.googlenet(aux_logits=False, init_weights=False, num_classes=10)),
         family("ShuffleNet V2", lambda models: models.shufflenet_v2_x0_5(num_classes=10)),
-        family("VGG-11", lambda models: models.vgg11(num_classes=10), 32),
+        family("SqueezeNet", lambda models: models.squeezenet1_1(num_classes=10)),
     ]
 
 
