@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check bench frontier multilevel clean
+.PHONY: demo test check bench frontier multilevel families clean
 
 demo: $(READY)  ## ResNet-50 in half of its activation memory: planned, proven, measured, trained
 	$(BIN)/python examples/fit.py
@@ -25,9 +25,12 @@ frontier: $(READY)  ## memory against time under byte budgets, beside the peers;
 multilevel: $(READY)  ## hypergradients beside Betty (if it is installed), and the ablation on reweighting ResNet-50
 	$(BIN)/python -W ignore -m benchmarks.multilevel
 
+families: $(READY)  ## a matrix of real architectures: captured, equal to eager, fitted; goes on where it stood
+	$(BIN)/python -W ignore -m benchmarks.families
+
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[models,low-bit,plots,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[models,families,transformers,lightning,accelerate,low-bit,plots,dev]"
 	touch $(READY)
 
 clean:

@@ -8,7 +8,9 @@ from memfit import errors
 PUBLIC_NAMES = [
     "TECHNIQUES",
     "Alternative",
+    "Buckets",
     "CaptureError",
+    "Captures",
     "Check",
     "Choice",
     "Estimate",
@@ -31,6 +33,7 @@ PUBLIC_NAMES = [
     "Step",
     "StepPolicy",
     "apply",
+    "captures_of",
     "check",
     "estimate",
     "fit",

@@ -1,5 +1,6 @@
 """Train any PyTorch model inside the memory you have."""
 
+from memfit import integrations as integrations
 from memfit.api import apply, estimate, fit, frontier, plan, plan_of
 from memfit.capture.fakes import without_weights
 from memfit.capture.sample import Sample
@@ -17,12 +18,13 @@ from memfit.errors import (
     RankError,
 )
 from memfit.estimate import Estimate
-from memfit.execute.attach import remove
+from memfit.execute.attach import Captures, captures_of, remove
 from memfit.pipeline import TECHNIQUES
 from memfit.plan.frontier import Frontier
 from memfit.plan.plan import Plan
 from memfit.prove.check import Check, check
 from memfit.prove.profile import Profile, profile
+from memfit.step.buckets import Buckets
 from memfit.step.choice import Alternative, Choice
 from memfit.step.construct import init, load, save
 from memfit.step.losses import Mean
@@ -33,7 +35,9 @@ from memfit.step.step import Step
 __all__ = [
     "TECHNIQUES",
     "Alternative",
+    "Buckets",
     "CaptureError",
+    "Captures",
     "Check",
     "Choice",
     "Estimate",
@@ -56,6 +60,7 @@ __all__ = [
     "Step",
     "StepPolicy",
     "apply",
+    "captures_of",
     "check",
     "estimate",
     "fit",

@@ -27,9 +27,9 @@
     What the ranks of a process group found each other by; words can be left in it without a collective.
 `plain_function` rests on `OpOverload._op`
     The operator without the Python wrapper around it.
-`memory_events` and `marked_memory_events` rest on `profile.kineto_results`, its `experimental_event_tree`
-    Allocator events in order, see `measure/peak.py`, and what `set_mark` left among them; addresses of what
-    collectives allocate, see Note [Released elsewhere].
+`memory_events`, `marked_memory_events` and `MemoryRecorder` rest on `profile.kineto_results`, `_profiler_enabled`
+    Allocator events in order, see `measure/peak.py`, and what `set_mark` left among them; with its
+    `experimental_event_tree` addresses of what collectives allocate, see Note [Released elsewhere].
 `StorageWeakRef` is `torch.multiprocessing.reductions`' own
     Whether a storage is still in memory, without keeping it there.
 `cuda_memory_events` rests on `torch.cuda.memory._record_memory_history`, `_snapshot`
@@ -79,6 +79,7 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "JointWithDescriptors",
+    "MemoryRecorder",
     "StorageWeakRef",
     "annotation",
     "below_autograd",
@@ -180,21 +181,45 @@ def memory_events(run: Callable[[], Any]) -> list[int]:
 
 def marked_memory_events(run: Callable[[], Any]) -> list[tuple[str, int]]:
     """Allocations and releases, with "" before each, and the marks set between them, with 0 after each."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else every start and stop is printed
-    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
+    recorder = MemoryRecorder()
+    recorder.start()
+    try:
         run()
-    events = []
-    communicates = False
-    for event in profiler.kineto_results.events():
-        name = event.name()
-        if name == "[memory]" and event.device_type() == torch._C._autograd.DeviceType.CPU:
-            events.append((event.start_ns(), "", event.nbytes()))
-        elif name.startswith(_MARK):
-            events.append((event.start_ns(), name.removeprefix(_MARK), 0))
-        communicates = communicates or name.startswith(_COLLECTIVE)
-    if communicates:
-        events += _released_elsewhere(profiler.kineto_results.experimental_event_tree())
-    return [(label, change_bytes) for _, label, change_bytes in sorted(events, key=lambda event: event[0])]
+    finally:
+        events = recorder.stop()
+    return events
+
+
+class MemoryRecorder:
+    """Allocator events of the CPU between `start` and `stop`, as `marked_memory_events` returns them."""
+
+    def __init__(self) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else every start and stop is printed
+        self._profiler = torch.autograd.profiler.profile(profile_memory=True)
+
+    @staticmethod
+    def is_free() -> bool:
+        """Whether no other profiler is running: there can be one only."""
+        return not torch._C._autograd._profiler_enabled()
+
+    def start(self) -> None:
+        self._profiler.__enter__()
+
+    def stop(self) -> list[tuple[str, int]]:
+        self._profiler.__exit__(None, None, None)
+        events = []
+        communicates = False
+        results: Any = self._profiler.kineto_results
+        for event in results.events():
+            name = event.name()
+            if name == "[memory]" and event.device_type() == torch._C._autograd.DeviceType.CPU:
+                events.append((event.start_ns(), "", event.nbytes()))
+            elif name.startswith(_MARK):
+                events.append((event.start_ns(), name.removeprefix(_MARK), 0))
+            communicates = communicates or name.startswith(_COLLECTIVE)
+        if communicates:
+            events += _released_elsewhere(results.experimental_event_tree())
+        return [(label, change_bytes) for _, label, change_bytes in sorted(events, key=lambda event: event[0])]
 
 
 def set_mark(label: str) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 from memfit.capture.sample import Sample
 from memfit.errors import CaptureError, InfeasibleBudget, InvalidFile, InvalidInput, InvalidModel
 from memfit.estimate import Estimate
-from memfit.execute.attach import attach, remove, removed
+from memfit.execute.attach import attach, planned_forward, remove, removed
 from memfit.measure.devices import find_device
 from memfit.measure.optimizer import OptimizerLike, check_optimizer
 from memfit.measure.probe import Progress
@@ -174,7 +174,11 @@ def fit(
         report=report,
         progress=progress,
     )
-    example = Sample.of(sample)
+    return fit_by(recipe, model, Sample.of(sample))
+
+
+def fit_by(recipe: Recipe, model: nn.Module, example: Sample) -> nn.Module:
+    """Plan and apply by a recipe: whole, or region by region if the model cannot be captured whole."""
     try:
         return _attached(model, Runner(recipe=recipe), example)
     except CaptureError as error:
@@ -185,8 +189,7 @@ def fit(
 
 def plan_of(model: nn.Module) -> Plan | None:
     """The plan that a fitted model runs by; None if it runs unplanned."""
-    forward = model.__dict__.get("forward")
-    runner = getattr(forward, "compile_call", None)
+    runner = getattr(planned_forward(model), "compile_call", None)
     return runner.plan if isinstance(runner, Runner | RegionRunner) else plan_in_regions(model)
 
 

@@ -62,6 +62,7 @@ class Recipe:
     backward_from: str = "auto"
     outputs: str = "all"
     device: Device | None = None  # None: where the model is
+    beside_bytes: int = 0  # live all along and not the model's: gradients of earlier batches, other models
     time_limit_s: float = 8.0
     report: Report | None = None
     progress: Progress | None = None
@@ -183,7 +184,7 @@ def prepare(
     if before is None:
         extend(joint, recipe.allow)
     eager = lower(joint)
-    memory = step_optimizer_memory(recipe.optimizer, model, plain.graph, recipe.device)
+    memory = with_beside(step_optimizer_memory(recipe.optimizer, model, plain.graph, recipe.device), recipe)
     measured = recipe.device is None and could_run_here(plain.graph, memory)
     device = device_of(model)
     granularity = granularity_bytes(model, recipe.device)
@@ -475,6 +476,11 @@ def step_optimizer_memory(
         for_cuda=is_for_cuda(model, target),
         without_gradient=[parameter for name, parameter in model.named_parameters() if name not in trained],
     )
+
+
+def with_beside(memory: OptimizerMemory, recipe: Recipe) -> OptimizerMemory:
+    """What lives beside the model all along counts as optimizer state does."""
+    return dataclasses.replace(memory, state_bytes=memory.state_bytes + recipe.beside_bytes)
 
 
 def is_for_cuda(model: nn.Module, target: Device | None) -> bool:

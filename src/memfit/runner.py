@@ -1,8 +1,10 @@
 """Makes the captured calls of one model: the planned one, and those of other shapes as they come.
 
 Note [Other shapes]
-    A call of another shape than the plan's is captured anew. If it has the same operations and the plan's
-    decisions keep it within the budget, they serve it too; otherwise it is planned under the same budget.
+    A call of another shape than the plan's is captured anew. If it fits the budget unplanned, it runs so. If it has
+    the same operations and decisions that were made before keep it within the budget, they serve it too, the
+    fastest of them. Otherwise it is planned under the same budget. Only that needs times, and so real steps; a
+    simulated peak needs none.
 """
 
 import dataclasses
@@ -16,6 +18,7 @@ from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint
 from memfit.errors import CaptureError, InvalidFile
 from memfit.execute.compiled import CompiledCall
+from memfit.ir import Program
 from memfit.pipeline import (
     Prepared,
     Recipe,
@@ -27,6 +30,7 @@ from memfit.pipeline import (
     prepare,
     traced_for,
 )
+from memfit.plan.expand import program_of
 from memfit.plan.plan import Plan
 from memfit.plan.validate import check_program
 
@@ -38,6 +42,8 @@ class Runner:
     recipe: Recipe
     plan: Plan | None = None  # None: made at the first call
     only_the_plan: bool = False  # refuse a call that the plan is not for
+    others: list[Plan] = dataclasses.field(default_factory=list)  # made for calls of other shapes
+    searches: int = 0
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
         example = Sample(args, kwargs)
@@ -52,35 +58,52 @@ class Runner:
 
     def _planned(self, model: nn.Module, joint: Joint, example: Sample) -> CompiledCall:
         before = Traced.of(joint)
-        if self.plan is not None:
-            graph = planned_graph(joint, self.recipe)
-            if graph.digest() == self.plan.program.graph_digest:
-                check_program(graph, self.plan.program)
-                return CompiledCall(joint, graph, self.plan.program)
-            if self.only_the_plan:
-                raise InvalidFile(other_call(self.plan, example))
-        prepared = prepare(model, joint, example, self.recipe, before=before if self.plan is not None else None)
-        if self.plan is not None and self._still_fits(prepared):
-            return CompiledCall(joint, prepared.graph, self.plan.program)
+        if self.plan is None:
+            return self._searched(model, joint, prepare(model, joint, example, self.recipe), example)
+        graph = planned_graph(joint, self.recipe)
+        if graph.digest() == self.plan.program.graph_digest:
+            check_program(graph, self.plan.program)
+            return CompiledCall(joint, graph, self.plan.program)
+        if self.only_the_plan:
+            raise InvalidFile(other_call(self.plan, example))
+        for timed in (False, True):  # see Note [Other shapes]
+            prepared = prepare(model, joint, example, self.recipe, before=before, timed=timed)
+            program = self._shared(model, prepared)
+            if program is not None:
+                return CompiledCall(joint, prepared.graph, program)
+        return self._searched(model, joint, prepared, example)
+
+    def _searched(self, model: nn.Module, joint: Joint, prepared: Prepared, example: Sample) -> CompiledCall:
         made = make_plan(model, example, make_planner(model, prepared, self.recipe), prepared, self.recipe)
+        self.searches += 1
         if self.plan is None:
             self.plan = made
             self.recipe = dataclasses.replace(self.recipe, budget=made.budget_bytes, report=None, progress=None)
+        else:
+            self.others.append(made)
         return CompiledCall(joint, prepared.graph, made.program)
 
-    def _still_fits(self, prepared: Prepared) -> bool:
-        """Whether the plan's decisions serve a call of another shape: same operations, peak within the budget."""
+    def _shared(self, model: nn.Module, prepared: Prepared) -> Program | None:
+        """The fastest of the programs that are known whose peak is within the budget."""
         assert self.plan is not None
-        try:
-            check_program(prepared.graph, self.plan.program)
-        except InvalidFile:
-            return False
         limit = self.recipe.budget
-        return (
-            isinstance(limit, int)
-            and prepared.can_run(self.plan.program)
-            and prepared.peak_bytes(self.plan.program) <= limit
-        )
+        if not isinstance(limit, int):
+            return None
+        known = [(each.slowdown, each.program) for each in (self.plan, *self.others)]
+        if not self.recipe.recompute:
+            planner = make_planner(model, prepared, self.recipe)
+            known.append((0.0, program_of(planner.problem, planner.unplanned)))
+        fitting = (each for _, each in sorted(known, key=lambda one: one[0]) if _fits(prepared, each, limit))
+        return next(fitting, None)
+
+
+def _fits(prepared: Prepared, program: Program, limit_bytes: int) -> bool:
+    """Whether decisions serve a call of another shape: same operations, peak within the budget."""
+    try:
+        check_program(prepared.graph, program)
+    except InvalidFile:
+        return False
+    return prepared.can_run(program) and prepared.peak_bytes(program) <= limit_bytes
 
 
 def other_call(plan: Plan, example: Sample) -> str:

@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
+from memfit.capture.autocast import Autocast, autocast_state
 from memfit.capture.outputs import take_apart
 from memfit.capture.rehearse import nothing_remains, step
 from memfit.capture.sample import Sample
@@ -30,7 +31,7 @@ class NotedCall:
 
     sample: Sample
     with_gradients: bool  # gradients were on, and it was in the forward pass
-    autocast: tuple[Any, ...]
+    autocast: Autocast
     returned: int = 0  # tensors that require a gradient
     reached: int = 0  # of them by a gradient
     overwritten: bool = False  # what it was given or returned was changed in place before the backward pass
@@ -68,12 +69,6 @@ def _keeping_nothing(modules: Sequence[nn.Module]) -> Iterator[None]:
             del module.__dict__["forward"]
             if forward is not None:
                 module.__dict__["forward"] = forward
-
-
-def autocast_state() -> tuple[Any, ...]:
-    """What autocast does here and now, by kind of device."""
-    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    return tuple((device, torch.get_autocast_dtype(device)) for device in devices)
 
 
 def cut_off(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sample:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.outputs import differentiated, take_apart
 from memfit.capture.sample import Sample
 from memfit.capture.snapshot import Snapshot
@@ -73,7 +74,8 @@ def step(
     loss = starts[0] if len(starts) == 1 and starts[0].dim() == 0 else _Loss.apply(seed, *starts)
     if before_backward is not None:
         before_backward()
-    loss.backward()
+    with autocast(autocast_state(), enabled=False):
+        loss.backward()
     return [start.detach() for start in starts]
 
 

@@ -14,6 +14,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.diagnose import explain
 from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
 from memfit.capture.record import ModuleStack, Recorder
@@ -96,7 +97,8 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         with torch.enable_grad(), warnings.catch_warnings(), contextlib.ExitStack() as attempt:
             # Autograd's own account of a failure; ours follows.
             warnings.filterwarnings("ignore", message="Error detected in")
-            export = _torch.export_joint(attempt, subject, sample.args, dict(sample.kwargs))
+            with autocast(subject.autocast, enabled=False):  # see Note [Backward outside autocast] in `autocast.py`
+                export = _torch.export_joint(attempt, subject, sample.args, dict(sample.kwargs))
             stack.enter_context(attempt.pop_all())
     except MemfitError:
         raise
@@ -133,6 +135,7 @@ class _Subject(nn.Module):
         self._backward_from = backward_from
         self._outputs = outputs
         self.caches_casts = torch.is_autocast_cache_enabled()  # asked here: a trace switches it off
+        self.autocast = autocast_state()
         self.template: OutputTemplate | None = None
         self.differentiated: tuple[int, ...] = ()
         self.undifferentiated: tuple[int, ...] = ()
@@ -144,7 +147,8 @@ class _Subject(nn.Module):
         recorder = Recorder(self.module_stack)
         with self.module_stack.following(), _torch.eager_dispatch(), recorder:
             buffers = _buffers_by_place(self.model)
-            output = (self.model if self._with_hooks else self.model.forward)(*args, **kwargs)
+            with autocast(self.autocast):
+                output = (self.model if self._with_hooks else self.model.forward)(*args, **kwargs)
             _keep_buffers(self.model, buffers)
         self.changed_attributes = self._snapshot.changes()
         self.caches_casts = self.caches_casts and recorder.saw_autocast

@@ -12,6 +12,10 @@ Note [Kinds of calls]
     layout and the same constants, the same tensors given twice, the same autocast. Plain Python
     attributes of modules (`dropout.p`) are not among them: they are read when a call is captured.
 
+Note [Wrapped forwards]
+    Others wrap a forward after us: Accelerate puts autocast around it. Then ours is found behind theirs, by the
+    `__wrapped__` that `functools.wraps` leaves. What takes it away leaves theirs: ours steps aside for the original.
+
 Note [Regions]
     A model that cannot be captured whole runs by itself, and some of its parts through memfit. Each
     of them knows the model it is a region of, so that it is removed with the others.
@@ -19,8 +23,10 @@ Note [Regions]
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import logging
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -62,8 +68,9 @@ def check_unplanned(model: nn.Module) -> None:
 
 def remove(model: nn.Module) -> nn.Module:
     """Give a module its own forward back. A module that was never changed is returned as it is."""
-    if is_planned(model):
-        model.__dict__["forward"].restore()
+    forward = planned_forward(model)
+    if forward is not None:
+        forward.restore()
     for forward in regions_of(model):
         forward.restore()
     return model
@@ -71,13 +78,13 @@ def remove(model: nn.Module) -> nn.Module:
 
 def regions_of(model: nn.Module) -> list["PlannedForward"]:
     """The forwards of the parts that were attached as regions of a model."""
-    forwards = [module.__dict__["forward"] for module in model.modules() if is_planned(module)]
-    return [forward for forward in forwards if forward.whole is model]
+    return [forward for forward in _all_planned(model) if forward.whole is model]
 
 
 def planned_forwards(model: nn.Module) -> list["PlannedForward"]:
     """What `remove` would take away: `put_back` undoes that."""
-    return [*([model.__dict__["forward"]] if is_planned(model) else []), *regions_of(model)]
+    forward = planned_forward(model)
+    return [*([] if forward is None else [forward]), *regions_of(model)]
 
 
 def put_back(forwards: Sequence["PlannedForward"]) -> None:
@@ -89,19 +96,57 @@ def put_back(forwards: Sequence["PlannedForward"]) -> None:
 @contextlib.contextmanager
 def removed(model: nn.Module) -> Iterator[None]:
     """Run a module and its parts by their own forwards for a while."""
-    planned = [(module, module.__dict__["forward"]) for module in model.modules() if is_planned(module)]
-    for _, forward in planned:
+    planned = _all_planned(model)
+    for forward in planned:
         forward.restore()
     try:
         yield
     finally:
-        for module, forward in planned:
-            module.__dict__["forward"] = forward
+        put_back(planned)
 
 
 def is_planned(module: nn.Module) -> bool:
     """Whether a module runs through memfit."""
-    return isinstance(module.__dict__.get("forward"), PlannedForward)
+    return planned_forward(module) is not None
+
+
+def planned_forward(module: nn.Module) -> "PlannedForward | None":
+    """The planned forward of a module, also behind what others put around it, see Note [Wrapped forwards]."""
+    forward = module.__dict__.get("forward")
+    while forward is not None and not isinstance(forward, PlannedForward):
+        forward = getattr(forward, "__wrapped__", None)
+    return forward if forward is not None and forward.active else None
+
+
+def _all_planned(model: nn.Module) -> list["PlannedForward"]:
+    return [forward for module in model.modules() if (forward := planned_forward(module)) is not None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Captures:
+    """How often a fitted model met a new kind of call."""
+
+    count: int
+    seconds: float  # that all of them took, planning included
+    calls: int  # that ran captured, the first of each kind among them
+
+    @property
+    def hit_rate(self) -> float:
+        """The part of the calls that found theirs captured before."""
+        return 1 - self.count / self.calls if self.calls > self.count else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.count} captures in {self.seconds:.1f} s for {self.calls} calls, hit rate {self.hit_rate:.1%}"
+
+
+def captures_of(model: nn.Module) -> Captures:
+    """How many kinds of calls a fitted model and its regions captured so far, and what that took."""
+    forwards = planned_forwards(model)
+    return Captures(
+        count=sum(len(forward.calls) for forward in forwards),
+        seconds=sum(forward.capture_s for forward in forwards),
+        calls=sum(forward.runs for forward in forwards),
+    )
 
 
 class PlannedForward:
@@ -111,6 +156,9 @@ class PlannedForward:
         self.calls: dict[Any, Call] = {}
         self.compile_call = compile_call
         self.whole = whole
+        self.active = True  # else the original runs, see Note [Wrapped forwards]
+        self.capture_s = 0.0
+        self.runs = 0  # of captured calls
         self._model = model
         self._instance_forward = model.__dict__.get("forward")  # set if somebody replaced it before us
         functools.update_wrapper(self, self.original)
@@ -122,6 +170,8 @@ class PlannedForward:
         return forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.active:
+            return self.original(*args, **kwargs)
         modules, states = _parts(self._model)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         if not self._model.training or not torch.is_grad_enabled() or not _requires_grad(states, leaves):
@@ -130,6 +180,7 @@ class PlannedForward:
         call = self.calls.get(key)
         if call is None:
             call = self.calls[key] = self._captured(args, kwargs)
+        self.runs += 1
         return call(states, args, kwargs)
 
     def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -139,17 +190,38 @@ class PlannedForward:
         self.calls[_kind_of_call(modules, states, leaves, spec)] = self._captured(args, kwargs)
 
     def restore(self) -> None:
+        if self._model.__dict__.get("forward") is not self:
+            self.active = False
+            return
         del self._model.__dict__["forward"]
         if self._instance_forward is not None:
             self._model.__dict__["forward"] = self._instance_forward
 
     def put_back(self) -> None:
-        self._model.__dict__["forward"] = self
+        if self.active:
+            self._model.__dict__["forward"] = self
+        self.active = True
 
     def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         log.info("capturing a new kind of call to %s", type(self._model).__name__)
-        with removed(self._model):
-            return self.compile_call(self._model, args, kwargs)
+        start = time.monotonic()
+        with removed(self._model), self._without_wrappers():
+            call = self.compile_call(self._model, args, kwargs)
+        self.capture_s += time.monotonic() - start
+        return call
+
+    @contextlib.contextmanager
+    def _without_wrappers(self) -> Iterator[None]:
+        """The original forward alone: what others put around ours is running already."""
+        outermost = self._model.__dict__.pop("forward", None)
+        if self._instance_forward is not None:
+            self._model.__dict__["forward"] = self._instance_forward
+        try:
+            yield
+        finally:
+            self._model.__dict__.pop("forward", None)
+            if outermost is not None:
+                self._model.__dict__["forward"] = outermost
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PlannedForward":
         model = memo.get(id(self._model))
@@ -160,6 +232,7 @@ class PlannedForward:
         twin.calls = {}  # its modules are others
         twin.compile_call = self.compile_call
         twin.whole = None if self.whole is None else memo.get(id(self.whole))
+        twin.active, twin.capture_s, twin.runs = self.active, 0.0, 0
         twin._model = model
         twin._instance_forward = copy.deepcopy(self._instance_forward, memo)
         functools.update_wrapper(twin, twin.original)

@@ -50,6 +50,48 @@ def _measure_cuda(run: Callable[[], Any], resident_bytes: int) -> MeasuredPeak:
     return MeasuredPeak(peak_bytes=resident_bytes + rise_bytes, resident_bytes=resident_bytes, live_bytes=live)
 
 
+class PeakWatch:
+    """The peak of live bytes between `start` and `stop`, for loops that somebody else runs.
+
+    It does nothing, and `stop` returns None, while another profiler is running.
+    """
+
+    def __init__(self) -> None:
+        self._recorder: _torch.MemoryRecorder | None = None
+        self._resident_bytes = 0
+        self._before_bytes: int | None = None  # on CUDA
+
+    @property
+    def running(self) -> bool:
+        return self._recorder is not None or self._before_bytes is not None
+
+    def start(self, *, resident: Iterable[Any], beside_bytes: int = 0) -> None:
+        """`resident` is what lives already and counts, as in `measure_peak`; `beside_bytes` what cannot be given."""
+        tensors = list(_tensors(resident))
+        self._resident_bytes = storage_bytes(tensors) + beside_bytes
+        if any(tensor.is_cuda for tensor in tensors):
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            self._before_bytes = torch.cuda.memory_allocated()
+        elif _torch.MemoryRecorder.is_free():
+            gc.collect()  # what is garbage now would be counted as freed by the step
+            self._recorder = _torch.MemoryRecorder()
+            self._recorder.start()
+
+    def stop(self) -> MeasuredPeak | None:
+        recorder, before_bytes = self._recorder, self._before_bytes
+        self._recorder = self._before_bytes = None
+        if before_bytes is not None:
+            rise_bytes = torch.cuda.max_memory_allocated() - before_bytes
+            live: tuple[int, ...] = (self._resident_bytes, self._resident_bytes + rise_bytes)
+        elif recorder is not None:
+            changes = (change_bytes for label, change_bytes in recorder.stop() if not label)
+            live = tuple(itertools.accumulate(changes, initial=self._resident_bytes))
+        else:
+            return None
+        return MeasuredPeak(peak_bytes=max(live), resident_bytes=self._resident_bytes, live_bytes=live)
+
+
 def held_bytes(holders: Iterable[Any]) -> int:
     """Bytes of all distinct storages held by modules, optimizers, tensors and containers."""
     return storage_bytes(list(_tensors(holders)))

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from memfit.capture.calls import NotedCall, autocast_state, noted_calls
+from memfit.capture.autocast import autocast_state
+from memfit.capture.calls import NotedCall, noted_calls
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
 from memfit.errors import CaptureError, MemfitError
@@ -74,7 +75,7 @@ def find_regions(model: nn.Module, sample: Sample, recipe: Recipe, error: Captur
 def region_recipe(recipe: Recipe) -> Recipe:
     """How regions are captured: every result may get a gradient, and the step's memory is not theirs to count."""
     return dataclasses.replace(
-        recipe, optimizer=None, backward_from="all", outputs="all", recompute=(), keep=(), report=None
+        recipe, optimizer=None, beside_bytes=0, backward_from="all", outputs="all", recompute=(), keep=(), report=None
     )
 
 

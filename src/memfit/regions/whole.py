@@ -17,7 +17,7 @@ from memfit.ir import OptimizerMemory, Phase
 from memfit.measure.optimizer import optimizer_memory
 from memfit.measure.peak import held_bytes, measure_peak
 from memfit.measure.stretches import MeasuredStretch, measure_stretches
-from memfit.pipeline import Recipe, is_for_cuda
+from memfit.pipeline import Recipe, is_for_cuda, with_beside
 from memfit.plan.identity import identity_program
 from memfit.plan.regions import Footprint, Stretch, Surroundings, footprint
 from memfit.regions.find import Region
@@ -43,7 +43,7 @@ def eager_step(model: nn.Module, sample: Sample, recipe: Recipe) -> EagerStep:
     with nothing_remains(model, sample), torch.enable_grad():
         run = _run(model, sample, recipe)
         step_us = min(_microseconds(run) for _ in range(_TIMED_STEPS))
-        optimizer = _optimizer_memory(model, recipe)
+        optimizer = with_beside(_optimizer_memory(model, recipe), recipe)
         drop_gradients(model, sample)  # the profiler does not see the release of what was there before
         measured = measure_peak(run, resident=[model, sample.args, dict(sample.kwargs)])
     end_bytes = measured.live_bytes[-1] + optimizer.state_bytes

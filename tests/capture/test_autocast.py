@@ -1,0 +1,39 @@
+"""A captured step under autocast rounds as the eager one: its backward pass runs outside."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import memfit
+
+
+class Attention(nn.Module):
+    """With dropout its backward is made of operators that autocast would cast."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.projection = nn.Linear(16, 48)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.projection(x).unflatten(-1, (3, 2, 8)).movedim(-3, 0).transpose(-3, -2)
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=0.2)
+
+
+def test_a_backward_pass_outside_autocast_is_captured_so() -> None:
+    model, x = Attention(), torch.randn(4, 12, 16)
+
+    def gradients() -> list[torch.Tensor]:
+        model.zero_grad()
+        torch.manual_seed(1)
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(x).float().square().mean()
+        loss.backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    eager = gradients()
+    with torch.autocast("cpu", torch.bfloat16):
+        plan = memfit.plan(model, (x,), budget=1.0)
+        assert memfit.check(model, plan, (x,)).exact
+        memfit.fit(model, (x,))
+    captured = gradients()
+    assert all(torch.equal(one, other) for one, other in zip(eager, captured, strict=True))

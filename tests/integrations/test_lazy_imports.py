@@ -1,0 +1,29 @@
+"""Tools are imported when they are used, and a tool that is missing is said so."""
+
+import subprocess
+import sys
+
+import pytest
+
+import memfit
+
+
+def test_memfit_imports_no_tool_by_itself() -> None:
+    code = (
+        "import sys, memfit\n"
+        "assert 'transformers' in dir(memfit.integrations)\n"
+        "sys.exit(bool({'transformers', 'lightning', 'accelerate', 'peft'} & {*sys.modules}))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_tool_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name == "memfit.integrations.lightning" or name.partition(".")[0] == "lightning":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delattr(memfit.integrations, "lightning", raising=False)
+    monkeypatch.setitem(sys.modules, "lightning", None)
+    with pytest.raises(memfit.InvalidInput, match=r"memfit\[lightning\]"):
+        _ = memfit.integrations.lightning
+    with pytest.raises(AttributeError):
+        _ = memfit.integrations.keras

@@ -1,0 +1,189 @@
+"""Lightning with a callback more: the same losses inside the budget, and all its ways to train."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import memfit
+
+L = pytest.importorskip("lightning")
+
+from memfit.integrations.lightning import MemfitCallback, fit  # noqa: E402  (needs lightning)
+
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
+
+
+def layers(given: int, width: int, made: int) -> nn.Sequential:
+    hidden = [each for _ in range(3) for each in (nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))]
+    return nn.Sequential(nn.Linear(given, width), nn.ReLU(), *hidden, nn.Linear(width, made))
+
+
+def loader(rows: int = 2048) -> DataLoader[Any]:
+    own = torch.Generator().manual_seed(0)
+    return DataLoader(TensorDataset(torch.randn(rows, 16, generator=own)), batch_size=512, shuffle=True)
+
+
+class Coder(L.LightningModule):
+    """Two parts that the training step calls one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder, self.decoder = layers(16, 32, 3), layers(3, 32, 16)
+        self.losses: list[float] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        (x,) = batch
+        loss = F.mse_loss(self.decoder(self.encoder(x)), x)
+        self.log("train_loss", loss)
+        self.losses.append(float(loss))
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+
+class Forward(Coder):
+    """Calls itself."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = self.decoder(self.encoder(x))
+        return made
+
+    def training_step(self, batch: Any) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        loss = F.mse_loss(self(batch[0]), batch[0])
+        self.losses.append(float(loss))
+        return {"loss": loss}
+
+
+class Manual(Coder):
+    """Two optimizers, stepped by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        (x,) = batch
+        first, second = self.optimizers()
+        for optimizer in (first, second):
+            self.toggle_optimizer(optimizer)
+            loss = F.mse_loss(self.decoder(self.encoder(x)), x)
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            self.untoggle_optimizer(optimizer)
+        self.log("train_loss", loss)
+        self.losses.append(float(loss))
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.Adam(each.parameters(), lr=1e-3) for each in (self.encoder, self.decoder)]
+
+
+def trained(folder: Path, model: Any, callback: Any = None, **options: Any) -> Any:
+    settings = {
+        "default_root_dir": folder,
+        "max_epochs": 2,
+        "accelerator": "cpu",
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "logger": False,
+        "enable_checkpointing": False,
+    } | options
+    torch.manual_seed(1)
+    trainer = L.Trainer(callbacks=[] if callback is None else [callback], **settings)
+    trainer.fit(model, loader())
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        (Coder, {"gradient_clip_val": 0.5}),
+        (Forward, {"accumulate_grad_batches": 2}),
+        (Forward, {"precision": "bf16-mixed"}),
+        (Manual, {}),
+    ],
+    ids=["parts", "accumulated", "bf16", "manual"],
+)
+def test_losses_are_the_same_inside_the_budget(tmp_path: Path, kind: Any, options: Any) -> None:
+    plain, planned = kind(), kind()
+    trained(tmp_path, plain, **options)
+    callback = MemfitCallback(budget=0.85, time_limit=1.0, measure_every=1)
+    trained(tmp_path, planned, callback, **options)
+    assert planned.losses[-len(plain.losses) :] == plain.losses
+    assert callback.fitted is not None
+    assert 0 < callback.peak_bytes <= callback.fitted.budget_bytes
+    assert callback.peak_bytes == pytest.approx(callback.fitted.predicted_peak_bytes, rel=0.05)
+    assert callback.captures
+    assert memfit.plan_of(planned.encoder) is None, "nothing remains when training has ended"
+    assert memfit.plan_of(planned) is None
+
+
+def test_numbers_go_to_the_trainers_own_loggers_and_checkpoints_hold_nothing_of_ours(tmp_path: Path) -> None:
+    from lightning.pytorch.loggers import CSVLogger
+
+    planned = Coder()
+    trainer = trained(
+        tmp_path, planned, MemfitCallback(budget=0.95, time_limit=1.0), logger=CSVLogger(tmp_path), log_every_n_steps=1
+    )
+    trainer.logger.save()
+    written = next(tmp_path.rglob("metrics.csv")).read_text()
+    for name in ("memfit/peak_bytes", "memfit/predicted_peak_bytes", "memfit/budget_bytes", "memfit/captures"):
+        assert name in written
+    assert "train_loss" in written
+    trainer.save_checkpoint(tmp_path / "run.ckpt", weights_only=True)
+    saved = torch.load(tmp_path / "run.ckpt", weights_only=True)
+    assert "memfit" not in str(saved.keys()) + str(saved.get("callbacks"))
+    Coder().load_state_dict(saved["state_dict"])
+
+
+def test_what_cannot_be_planned_is_said_by_name(tmp_path: Path) -> None:
+    class Functions(Coder):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            return F.linear(batch[0], self.encoder[0].weight).square().mean()
+
+    with pytest.raises(memfit.InvalidInput, match="Functions calls no module"):
+        trained(tmp_path, Functions(), MemfitCallback(budget=0.9))
+
+    class Sharded:
+        pass
+
+    from memfit.integrations.lightning import _check_strategy
+
+    with pytest.raises(memfit.InvalidInput, match="Sharded"):
+        _check_strategy(Sharded(), "lightning.pytorch.strategies")
+    with pytest.raises(memfit.InfeasibleBudget):
+        trained(tmp_path, Coder(), MemfitCallback(budget="1KiB", time_limit=1.0))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_fabric_trains_the_same(precision: str) -> None:
+    losses: dict[bool, list[float]] = {}
+    for planned in (False, True):
+        torch.manual_seed(0)
+        fabric = L.Fabric(accelerator="cpu", precision=precision, devices=1)
+        model = layers(16, 32, 16)
+        model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+        own = torch.Generator().manual_seed(0)
+        x = torch.randn(512, 16, generator=own)
+
+        def loss(model: Any, batch: torch.Tensor) -> torch.Tensor:
+            return F.mse_loss(model(batch), batch)
+
+        if planned:
+            assert fit(fabric, model, x, 0.85, optimizer=optimizer, loss=loss, time_limit=1.0) is model
+            assert memfit.plan_of(model.module) is not None
+        losses[planned] = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            value = loss(model, x)
+            fabric.backward(value)
+            optimizer.step()
+            losses[planned].append(float(value))
+    assert losses[True] == losses[False]
