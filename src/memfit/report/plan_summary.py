@@ -118,7 +118,7 @@ def techniques(plan: Plan) -> dict[str, int]:
 
 def summary_json(plan: Plan, *, depth: int | None = None) -> str:
     """All figures of a plan without its program."""
-    left_out = ("program", "fates", "regions")
+    left_out = ("program", "fates", "regions", "step")
     fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     figures = {name: value for name, value in fields.items() if name not in left_out}
     derived = {
