@@ -5,6 +5,7 @@ from typing import Any
 
 from memfit.ir import Kind
 from memfit.plan.plan import Plan, Treatment
+from memfit.report.breakdown import printable
 from memfit.report.shades import SHADES, shade_of, slug
 from memfit.report.story import Story, Track, Value
 
@@ -86,7 +87,7 @@ def _tiles(story: Story, plan: Plan) -> list[list[int]]:
     Activations that a plan decides about; the smallest are left out where there are very many.
     """
     treatments: Mapping[tuple[str, str], int] = {
-        (fate.module, fate.value): _TREATMENTS.index(fate.treatment) for fate in plan.fates
+        (printable(fate.module), printable(fate.value)): _TREATMENTS.index(fate.treatment) for fate in plan.fates
     }
     order = [life.storage for track in (story.unplanned, story.planned) for life in track.lives]
     made = [
