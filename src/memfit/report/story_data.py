@@ -42,7 +42,7 @@ def _story_data(story: Story, plan: Plan) -> dict[str, Any]:
         "values": _values_data(story.values, words),
         "planned": _track_data(story.planned, words),
         "unplanned": _track_data(story.unplanned, words),
-        "tiles": _tiles(story, planned),
+        "tiles": tiles_of(story, planned),
     }
     return data | {"words": list(words.numbers)}
 
@@ -81,7 +81,7 @@ def _track_data(track: Track, words: _Words) -> dict[str, Any]:
     }
 
 
-def _tiles(story: Story, plan: Plan) -> list[list[int]]:
+def tiles_of(story: Story, plan: Plan) -> list[list[int]]:
     """The values that the animation shows, in the order of the forward pass, with what the plan does to each.
 
     Activations that a plan decides about; the smallest are left out where there are very many.
