@@ -168,7 +168,9 @@ def _operations_to_columns(operations: Sequence[Operation], words: _Words) -> di
         "may_overwrite": [each.may_overwrite for each in operations],
         "random": [number for number, each in enumerate(operations) if each.random],
         "frame": [each.frame for each in operations],
-        "checkpoint": {str(number): each.checkpoint for number, each in enumerate(operations) if each.checkpoint is not None},
+        "checkpoint": {
+            str(number): each.checkpoint for number, each in enumerate(operations) if each.checkpoint is not None
+        },
         "target": words.numbered(each.target for each in operations),
         "technique": words.numbered(each.technique for each in operations),
         "module": words.numbered(each.module for each in operations),

@@ -22,6 +22,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
+from memfit.display import html_of
 from memfit.errors import InvalidFile, first_line
 from memfit.files import write_atomically
 from memfit.ir import Compute, Graph, Phase, Program
@@ -158,6 +159,9 @@ class Plan:
 
     def __str__(self) -> str:
         return "\n".join(_lines(self))
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
 
 def fates_of(graph: Graph, program: Program) -> tuple[Fate, ...]:

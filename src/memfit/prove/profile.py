@@ -57,7 +57,9 @@ class Profile:
         except (OSError, ValueError) as error:
             raise InvalidFile(f"{path} cannot be read as a profile: {first_line(error)}") from None
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-            raise InvalidFile(f"{path} is not a profile: its format is not {FORMAT!r}; write one with memfit profile --json")
+            raise InvalidFile(
+                f"{path} is not a profile: its format is not {FORMAT!r}; write one with memfit profile --json"
+            )
         if fields.get("version") != VERSION:
             raise InvalidFile(
                 f"{path} is a profile of version {fields.get('version')!r}, this memfit reads version {VERSION}; "

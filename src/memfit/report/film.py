@@ -9,8 +9,8 @@ import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memfit.plan.plan import Plan
-from memfit.report.picture import story_to_draw, timeline_figure
+from memfit.plan.plan import Plan, Treatment
+from memfit.report.picture import axis_end, story_to_draw, timeline_figure
 from memfit.report.shades import LIGHT
 from memfit.report.story import Story
 from memfit.report.tiles import State, Tiles
@@ -40,7 +40,9 @@ def film(plan: Plan, progress: Progress | None = None) -> bytes:
     story = story_to_draw(plan)
     studio = _Studio(story, plan)
     count = min(_FRAMES, len(story.planned.moments))
-    positions = sorted({round(number * (len(story.planned.moments) - 1) / max(1, count - 1)) for number in range(count)})
+    positions = sorted(
+        {round(number * (len(story.planned.moments) - 1) / max(1, count - 1)) for number in range(count)}
+    )
     frames = []
     for number, position in enumerate(positions):
         frames.append(studio.frame(position))
@@ -63,27 +65,28 @@ class _Studio:
         rows = max((int(box[1]) for box in self._boxes), default=0) // _ROW_HEIGHT + 1
         self._height = _TIMELINE_HEIGHT + 40 + rows * _ROW_HEIGHT + 44
         self._background, self._plot = self._drawn_timeline()
-        self._palette = self._background.quantize(255)
+        self._palette = self._with_swatches(self._background).quantize(255)
         self._font, self._bold = _font(13), _font(17, bold=True)
-        totals = ([sum(column) for column in zip(*track.stacked(story.values).values(), strict=True)] for track in (story.planned, story.unplanned))
-        self._planned_bytes, self._unplanned_bytes = totals
+        self._planned_bytes, self._unplanned_bytes = (
+            track.totals(story.values) for track in (story.planned, story.unplanned)
+        )
 
     def frame(self, position: int) -> "Image":
         """The picture at a moment of the planned step."""
-        from PIL import ImageDraw
+        from PIL import Image, ImageDraw
 
         place = self._story.planned.places[position]
         beside = max(0, bisect.bisect_right(self._story.unplanned.places, place) - 1)
         image = self._background.copy()
         pen = ImageDraw.Draw(image)
         left, top, right, bottom = self._plot
-        x = left + (right - left) * (place + 0.5) / self._story.place_count
+        x = left + (right - left) * (place + 0.5) / axis_end(self._story)
         pen.line([(x, top), (x, bottom)], fill=LIGHT["ink"], width=2)
         second = _MARGIN + self._width + _GAP
         self._side(pen, _MARGIN, "Unplanned", self._unplanned_bytes[beside], self._tiles.unplanned(beside))
         self._side(pen, second, "Planned", self._planned_bytes[position], self._tiles.planned(position, beside))
         self._legend(pen)
-        return image.quantize(palette=self._palette, dither=0)
+        return image.quantize(palette=self._palette, dither=Image.Dither.NONE)
 
     def _drawn_timeline(self) -> tuple["Image", Box]:
         from PIL import Image
@@ -96,25 +99,31 @@ class _Studio:
         image = Image.new("RGB", (_WIDTH, self._height), "white")
         with Image.open(buffer) as drawn:
             image.paste(drawn.convert("RGB"), (0, 0))
-        self._swatches(image)
         return image, (area.x0, _TIMELINE_HEIGHT - area.y1, area.x1, _TIMELINE_HEIGHT - area.y0)
 
-    def _swatches(self, image: "Image") -> None:
-        """Every colour of a tile once, below the edge of sight, so that the palette has it."""
-        for number, colour in enumerate([*_COLOURS.values(), LIGHT["line"], LIGHT["ink"], LIGHT["soft"]]):
-            image.paste(colour, (number * 40, image.height - 3, number * 40 + 40, image.height))
+    def _with_swatches(self, image: "Image") -> "Image":
+        """A copy with every colour of a tile in it, so that the palette made of it has them."""
+        copy = image.copy()
+        for number, colour in enumerate([*_COLOURS.values(), LIGHT["line"], LIGHT["ink"], LIGHT["soft"], "#ffffff"]):
+            copy.paste(colour, (number * 40, image.height - 30, number * 40 + 40, image.height))
+        return copy
 
     def _side(self, pen: "ImageDraw", left: float, title: str, live_bytes: int, states: Sequence[State]) -> None:
         top = _TIMELINE_HEIGHT + 8
         pen.text((left, top), title, fill=LIGHT["soft"], font=self._font)
-        pen.text((left + self._width, top - 3), format_bytes(live_bytes), fill=LIGHT["ink"], font=self._bold, anchor="ra")
+        pen.text(
+            (left + self._width, top - 3), format_bytes(live_bytes), fill=LIGHT["ink"], font=self._bold, anchor="ra"
+        )
         for box, state in zip(self._boxes, states, strict=True):
             moved = (left + box[0], top + 26 + box[1], left + box[2], top + 26 + box[3])
             _paint(pen, moved, state)
 
     def _legend(self, pen: "ImageDraw") -> None:
         x, y = float(_MARGIN), self._height - 26
-        for state in (State.LIVE, State.DROPPED, State.BACK, State.SMALL, State.OUT):
+        shown = [State.LIVE, State.DROPPED, State.BACK, State.SMALL, State.OUT]
+        if not any(fate.treatment is Treatment.MOVED for fate in self._plan.fates):
+            shown.remove(State.OUT)
+        for state in shown:
             _paint(pen, (x, y, x + 13, y + 12), state)
             pen.text((x + 20, y - 2), str(state), fill=LIGHT["soft"], font=self._font)
             x += 40 + pen.textlength(str(state), font=self._font)

@@ -33,8 +33,9 @@ def measured_of(profile: Profile, unplanned_peak_bytes: int) -> Measured:
     """A profile beside what its plan said."""
     pairs = "one pair of steps" if profile.pairs == 1 else f"{profile.pairs} pairs of steps in turns"
     first, _, rest = profile_verdict(profile).partition(" ")
+    step = f"a planned step took {1000 * profile.step_s:.1f} ms"
     return Measured(
-        words=f"{first.capitalize()} {rest}. Measured over {pairs}; a planned step took {1000 * profile.step_s:.1f} ms.",
+        words=f"{first.capitalize()} {rest}. Measured over {pairs}; {step}.",
         rows=tuple(_rows(profile, unplanned_peak_bytes)),
     )
 

@@ -42,9 +42,8 @@ def pass_rows(story: Story, depth: int) -> list[PassRow]:
 
 
 def _highest(track: Track, story: Story, depth: int) -> Iterator[tuple[tuple[str, str], int]]:
-    totals = [sum(column) for column in zip(*track.stacked(story.values).values(), strict=True)]
     found: dict[tuple[str, str], int] = {}
-    for moment, live_bytes in zip(track.moments, totals, strict=True):
+    for moment, live_bytes in zip(track.moments, track.totals(story.values), strict=True):
         key = _key(moment, depth)
         found[key] = max(found.get(key, 0), live_bytes)
     yield from found.items()

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _SIZE_INCHES = (7.2, 3.6)
 _DOTS_PER_INCH = 200
 _MOST_POINTS = 700  # more would only make an SVG big
+_OPTIMIZER_SHARE = 0.03
 _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -70,7 +71,7 @@ def timeline_figure(story: Story, plan: Plan, size_inches: tuple[float, float]) 
     axes = figure.add_subplot()
     name, unit = _unit(max(story.unplanned.peak_bytes, plan.budget_bytes or 0))
     _draw_stack(axes, story, unit)
-    edges, heights = _steps(story.unplanned, _totals(story, story.unplanned), story.place_count)
+    edges, heights = _steps(story.unplanned, story.unplanned.totals(story.values), axis_end(story))
     axes.step(edges, [height / unit for height in heights], where="post", color=LIGHT["ink"], linewidth=1.1)
     axes.plot([], [], color=LIGHT["ink"], linewidth=1.1, label=f"unplanned, {format_bytes(story.unplanned.peak_bytes)}")
     if plan.budget_bytes is not None:
@@ -79,7 +80,7 @@ def timeline_figure(story: Story, plan: Plan, size_inches: tuple[float, float]) 
     _draw_passes(axes, story.planned)
     highest = max(story.unplanned.peak_bytes, story.planned.peak_bytes, plan.budget_bytes or 0)
     axes.set_ylim(0, 1.06 * highest / unit)
-    axes.set_xlim(0, story.place_count)
+    axes.set_xlim(0, axis_end(story))
     axes.set_ylabel(f"live memory ({name})", fontsize=8)
     axes.set_title(
         f"{plan.model}: {format_bytes(plan.peak_bytes)} instead of {format_bytes(plan.unplanned_peak_bytes)}, "
@@ -99,8 +100,8 @@ def timeline_figure(story: Story, plan: Plan, size_inches: tuple[float, float]) 
 def _draw_stack(axes: "Axes", story: Story, unit: int) -> None:
     stacked = story.planned.stacked(story.values)
     shown = [shade for shade in SHADES if any(stacked[shade])]
-    kept = _kept(_totals(story, story.planned))
-    edges = _edges(story.planned, kept, story.place_count)
+    kept = _kept(story.planned.totals(story.values))
+    edges = _edges(story.planned, kept, axis_end(story))
     lower = [0.0] * len(edges)
     for shade in shown:
         column = [stacked[shade][index] / unit for index in kept]
@@ -110,8 +111,10 @@ def _draw_stack(axes: "Axes", story: Story, unit: int) -> None:
         lower = upper
 
 
-def _totals(story: Story, track: Track) -> list[int]:
-    return [sum(column) for column in zip(*track.stacked(story.values).values(), strict=True)]
+def axis_end(story: Story) -> float:
+    """Where the axis ends: the optimizer's step is one moment, and must be seen."""
+    ends = story.planned.moments[-1].phase == "optimizer"
+    return story.place_count * (1 + _OPTIMIZER_SHARE if ends else 1)
 
 
 def _kept(totals: Sequence[int]) -> list[int]:
@@ -123,23 +126,26 @@ def _kept(totals: Sequence[int]) -> list[int]:
     ]
 
 
-def _edges(track: Track, kept: Sequence[int], end: int) -> list[float]:
+def _edges(track: Track, kept: Sequence[int], end: float) -> list[float]:
     """Where each moment begins, and where the last one ends."""
-    return [0.0, *(float(track.places[index]) for index in kept[1:]), float(end)]
+    return [0.0, *(float(track.places[index]) for index in kept[1:]), end]
 
 
-def _steps(track: Track, totals: Sequence[int], end: int) -> tuple[list[float], list[int]]:
+def _steps(track: Track, totals: Sequence[int], end: float) -> tuple[list[float], list[int]]:
     kept = _kept(totals)
     return _edges(track, kept, end), [*(totals[index] for index in kept), totals[kept[-1]]]
 
 
 def _draw_passes(axes: "Axes", track: Track) -> None:
     starts = [0] + [
-        number for number in range(1, len(track.moments)) if track.moments[number].phase != track.moments[number - 1].phase
+        number
+        for number in range(1, len(track.moments))
+        if track.moments[number].phase != track.moments[number - 1].phase
     ]
-    axes.xaxis.set_ticks(
-        [track.places[start] for start in starts], [track.moments[start].phase for start in starts], ha="left"
-    )
+    phases = [track.moments[start].phase for start in starts]
+    axes.xaxis.set_ticks([track.places[start] for start in starts], phases)
+    for label, phase in zip(axes.get_xticklabels(), phases, strict=True):
+        label.set_horizontalalignment("center" if phase == "optimizer" else "left")
     for start in starts[1:]:
         axes.axvline(track.places[start], color=LIGHT["soft"], linewidth=0.6, linestyle=":")
 

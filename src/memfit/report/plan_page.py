@@ -135,20 +135,24 @@ def _cards(plan: Plan) -> Iterator[tuple[str, str, str]]:
     yield "Planned peak", format_bytes(plan.peak_bytes), f"{_share(plan)} of the unplanned"
     yield "Unplanned peak", format_bytes(plan.unplanned_peak_bytes), "as the model runs by itself"
     yield "Floor", format_bytes(plan.floor_bytes), "no plan of these operations is below"
-    yield "Extra time", f"{plan.slowdown:+.1%}", "from measured times" if plan.times_measured else "from estimated times"
+    yield (
+        "Extra time",
+        f"{plan.slowdown:+.1%}",
+        "from measured times" if plan.times_measured else "from estimated times",
+    )
     bound = "not known" if plan.regions else f"{plan.lower_bound:+.1%}"
     yield "At best", bound, "" if plan.regions else "no plan of this budget is faster"
 
 
 def _modules(plan: Plan) -> Mapping[str, Any]:
     totals = plan_summary.totals(plan)
-    rows = [
-        {"label": row.label, "sizes": {str(key): size for key, size in row.sizes.items()}, "total": sum(row.sizes.values())}
-        for row in plan_summary.module_rows(plan, top=_MOST_MODULES)
-    ]
+    rows = [(row, sum(row.sizes.values())) for row in plan_summary.module_rows(plan, top=_MOST_MODULES)]
     return {
-        "modules": rows,
-        "biggest_module": max((row["total"] for row in rows), default=1),
+        "modules": [
+            {"label": row.label, "sizes": {str(key): size for key, size in row.sizes.items()}, "total": total}
+            for row, total in rows
+        ],
+        "biggest_module": max((total for _, total in rows), default=1),
         "treatments": [
             {"key": str(each), "label": str(each), "colour": COLOURS[each], "total": totals[each]}
             for each in Treatment

@@ -1,9 +1,9 @@
 """Why bytes are live, as reports draw it: names, order and colours, for pages, pictures and notebooks alike.
 
 Note [Colours]
-    What lives through the whole step is grey and blue-grey: it is not what a plan decides about. What comes and goes has
-    the hues that people who do not see red or green tell apart (blue-green, orange, sand, purple), neighbours in
-    the stack differ in lightness too, and every drawing has its words beside it.
+    What lives through the whole step is grey and blue-grey: it is not what a plan decides about. What comes and goes
+    has hues that people who do not see red or green tell apart (blue-green, orange, sand, purple), neighbours in the
+    stack differ in lightness too, and every drawing has its words beside it.
 """
 
 from enum import StrEnum

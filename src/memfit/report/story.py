@@ -75,6 +75,10 @@ class Track:
         sums[Shade.WORKSPACE] = [moment.workspace_bytes for moment in self.moments]
         return sums
 
+    def totals(self, values: Sequence[Value]) -> list[int]:
+        """Live bytes by moment."""
+        return [sum(column) for column in zip(*self.stacked(values).values(), strict=True)]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Story:
@@ -273,8 +277,8 @@ def _pairs(planned: Sequence[Moment], unplanned: Sequence[Moment]) -> list[tuple
     for number, (_, place) in enumerate(found):
         length = bisect.bisect_left(ends, place)
         before.append(last[length - 1] if length else None)
-        ends[length:length + 1] = [place]
-        last[length:length + 1] = [number]
+        ends[length : length + 1] = [place]
+        last[length : length + 1] = [number]
     row: list[tuple[int, int]] = []
     current = last[-1] if last else None
     while current is not None:

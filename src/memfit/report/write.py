@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import get_args
 
 from memfit.errors import InvalidFile, InvalidInput
 from memfit.files import atomic_file
@@ -57,8 +56,7 @@ def format_of(path: Path, wanted: str | None) -> str:
     >>> format_of(Path("plan.svg"), None), format_of(Path("plan"), None), format_of(Path("plan.svg"), "png")
     ('svg', 'html', 'png')
     """
-    suffix = path.suffix.lower().lstrip(".").replace("htm", "html").replace("htmll", "html")
-    kind = wanted or (suffix if suffix else "html")
+    kind = wanted or path.suffix.lower().lstrip(".") or "html"
     if kind not in FORMATS:
         raise InvalidInput(f"a report cannot be written as {kind!r}; write {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     return kind
@@ -93,8 +91,8 @@ def _points(frontier: Frontier | FilePath | None) -> list[CurvePoint]:
 
 
 def _profile(profile: Profile | FilePath | None, plan: Plan) -> Profile | None:
-    found = Profile.load(profile) if isinstance(profile, get_args(FilePath)) else profile
-    if isinstance(found, Profile) and found.predicted_peak_bytes != plan.peak_bytes:
+    found = Profile.load(profile) if isinstance(profile, str | Path) else profile
+    if found is not None and found.predicted_peak_bytes != plan.peak_bytes:
         raise InvalidFile(
             f"the profile is of another plan: it was predicted {format_bytes(found.predicted_peak_bytes)} for "
             f"{found.model}, and this plan says {format_bytes(plan.peak_bytes)} for {plan.model}; measure this plan"
