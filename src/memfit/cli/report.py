@@ -99,7 +99,6 @@ def _may_overwrite(path: Path) -> bool:
     """Ask on a terminal; elsewhere a file that is there stays as it is."""
     if not path.exists():
         return False
-    if not sys.stdin.isatty():
-        raise InvalidInput(f"{str(path)!r} is there already and was left as it is; give another --output, or --force")
-    typer.confirm(f"{path} is there already. Write over it?", abort=True, err=True)
-    return True
+    if sys.stdin.isatty() and typer.confirm(f"{path} is there already. Write over it?", err=True):
+        return True
+    raise InvalidInput(f"{str(path)!r} is there already and was left as it is; give another --output, or --force")

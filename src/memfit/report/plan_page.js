@@ -89,6 +89,12 @@ if (filter) filter.addEventListener("input", () => {
 
 /* ---- the two steps ---- */
 
+/* Columns that only rise are written as what each number is more than the one before it. */
+function summed(steps) {
+  let sum = 0;
+  return steps.map((step) => (sum += step));
+}
+
 function prepare(story) {
   const word = (number) => story.words[number];
   const values = story.values;
@@ -96,6 +102,8 @@ function prepare(story) {
   const tracks = [story.planned, story.unplanned];
   for (const track of tracks) {
     const count = track.label.length, lives = track.lives;
+    track.place = summed(track.place);
+    lives.start = summed(lives.start);
     track.count = count;
     track.sums = data.shades.map(() => new Float64Array(count + 1));
     track.total = new Float64Array(count);

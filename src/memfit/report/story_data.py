@@ -1,5 +1,6 @@
 """A story as the page's script reads it: columns of numbers, and every word once."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ def _track_data(track: Track, words: _Words) -> dict[str, Any]:
     moments = track.moments
     return {
         "peak": track.peak_position,
-        "place": list(track.places),
+        "place": _steps(track.places),
         "label": words.numbered(moment.label for moment in moments),
         "target": words.numbered(moment.target for moment in moments),
         "module": words.numbered(moment.module for moment in moments),
@@ -74,11 +75,20 @@ def _track_data(track: Track, words: _Words) -> dict[str, Any]:
         "base": {SHADES.index(shade): size for shade, size in track.base_bytes.items() if size},
         "lives": {
             "value": [life.storage for life in track.lives],
-            "start": [life.start for life in track.lives],
+            "start": _steps([life.start for life in track.lives]),
             "length": [life.stop - life.start for life in track.lives],
             "again": [int(life.is_again) for life in track.lives],
         },
     }
+
+
+def _steps(numbers: Sequence[int]) -> list[int]:
+    """What each number is more than the one before it: small where they only rise.
+
+    >>> _steps([3, 4, 4, 9])
+    [3, 1, 0, 5]
+    """
+    return [number - before for before, number in itertools.pairwise([0, *numbers])]
 
 
 def tiles_of(story: Story, plan: Plan) -> list[list[int]]:
