@@ -1,6 +1,7 @@
 """A plan that carries its step, made by hand: a chain of modules of which some are computed again."""
 
 import dataclasses
+import functools
 from typing import Any
 
 from handmade_estimate import KIB, chain
@@ -50,6 +51,12 @@ def plan_of_chain(
         "step": step,
     }
     return make_plan(**fields | changes)
+
+
+@functools.cache
+def long_plan() -> Plan:
+    """A plan of 8000 operations and a thousand that run again."""
+    return plan_of_chain([f"layers.{number}" for number in range(4000)], dropped=tuple(range(20, 3000, 3)))
 
 
 def without_step(plan: Plan) -> Plan:

@@ -8,7 +8,7 @@ import pytest
 from browser import Browser, find_chromium, opened
 from handmade_estimate import make_estimate
 from handmade_reports import make_profile
-from handmade_story import STAGES, plan_of_chain, without_step
+from handmade_story import STAGES, long_plan, plan_of_chain, without_step
 from test_report_page import EVIL
 
 from memfit.plan.frontier import Frontier
@@ -231,9 +231,8 @@ def test_plans_without_a_timeline_and_in_regions_work_too(browser, tmp_path):
 
 
 def test_a_step_of_8000_operations_stays_quick(browser, tmp_path):
-    plan = plan_of_chain([f"layers.{number}" for number in range(4000)], dropped=tuple(range(20, 3000, 3)))
     target = tmp_path / "long.html"
-    target.write_text(plan_page.render(plan), encoding="utf-8")
+    target.write_text(plan_page.render(long_plan()), encoding="utf-8")
     with opened(browser, target) as page:
         page.run("document.getElementById('plot').focus()")
         page.run("window.began = performance.now()")

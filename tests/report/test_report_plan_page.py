@@ -5,7 +5,7 @@ import re
 
 import pytest
 from handmade_reports import make_profile
-from handmade_story import STAGES, plan_of_chain, without_step
+from handmade_story import STAGES, long_plan, plan_of_chain, without_step
 from test_report_page import EVIL, Reader
 
 from memfit.errors import InvalidFile
@@ -89,8 +89,7 @@ def test_the_data_are_both_tracks(plan):
 
 
 def test_a_step_of_8000_operations_stays_below_two_megabytes():
-    plan = plan_of_chain([f"layers.{number}" for number in range(4000)], dropped=tuple(range(20, 3000, 3)))
-    assert len(plan_page.render(plan)) < 2_000_000
+    assert len(plan_page.render(long_plan())) < 2_000_000
 
 
 def test_an_old_plan_is_shown_without_what_it_does_not_carry(plan):
