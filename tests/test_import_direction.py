@@ -13,7 +13,7 @@ import memfit
 SOURCE = Path(memfit.__file__).parent
 BENCHMARKS = SOURCE.parents[1] / "benchmarks"
 
-DATA = {"errors", "units", "files", "ir", "tensors", "collectives"}
+DATA = {"errors", "units", "files", "ir", "tensors", "collectives", "display"}
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
 BELOW_API = BELOW_CAPTURE | {"plan", "estimate", "capture", "execute", "pipeline", "runner", "regions", "unplanned"}
 BELOW_STEP = BELOW_API | {"api", "prove"}
@@ -26,10 +26,11 @@ MAY_IMPORT = {
     "ir": {"errors"},
     "tensors": set(),
     "collectives": set(),
+    "display": set(),
     "_torch": DATA,
     "ops": DATA | {"_torch"},
     "measure": DATA | {"_torch", "ops"},
-    "plan": {"errors", "units", "files", "ir"},
+    "plan": {"errors", "units", "files", "ir", "display"},
     "capture": BELOW_CAPTURE,
     "execute": BELOW_CAPTURE | {"capture"},
     "estimate": BELOW_CAPTURE | {"plan"},

@@ -45,6 +45,7 @@ PUBLIC_NAMES = [
     "plan_of",
     "profile",
     "remove",
+    "report",
     "save",
     "without_weights",
 ]

@@ -24,6 +24,8 @@ from memfit.plan.frontier import Frontier
 from memfit.plan.plan import Plan
 from memfit.prove.check import Check, check
 from memfit.prove.profile import Profile, profile
+from memfit.report import notebook as _notebook  # noqa: F401  (it registers how objects look in notebooks)
+from memfit.report.write import report
 from memfit.step.buckets import Buckets
 from memfit.step.choice import Alternative, Choice
 from memfit.step.construct import init, load, save
@@ -72,6 +74,7 @@ __all__ = [
     "plan_of",
     "profile",
     "remove",
+    "report",
     "save",
     "without_weights",
 ]

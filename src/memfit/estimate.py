@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from typing import Any
 
+from memfit.display import html_of
 from memfit.ir import Graph, Kind, Storage
 from memfit.measure.devices import usable_bytes
 from memfit.plan.simulate import Timeline
@@ -98,6 +99,9 @@ class Estimate:
         step = f"a training step with {self.optimizer}" if self.optimizer else "forward and backward"
         notes = "".join(f"; {note}" for note in self.notes)
         return f"{self.model} on {self.device}, {step}: peak {format_bytes(self.peak_bytes)} ({parts}){notes}"
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
     def _live(self) -> list[Storage]:
         return [self.graph.storages[index] for index in self.timeline.peak_storages]

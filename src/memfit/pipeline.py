@@ -27,6 +27,7 @@ from memfit.measure.optimizer import OptimizerLike, is_optimizer_name, optimizer
 from memfit.measure.probe import Progress, measured_costs
 from memfit.measure.roofline import roofline_times
 from memfit.ops.registry import LEAN_OPERATORS, find_lean_operator, name_of
+from memfit.plan.captured import CapturedStep
 from memfit.plan.expand import program_of
 from memfit.plan.identity import identity_program
 from memfit.plan.plan import Plan, fates_of
@@ -110,6 +111,17 @@ class Prepared:
         """Whether no instruction of a program goes a way that was not seen to be exact here."""
         runs = [each.operation for each in (*program.forward, *program.backward) if isinstance(each, Compute)]
         return all(self.costs.time_us[run] < math.inf for run in runs)
+
+    def captured_step(self) -> CapturedStep:
+        """What a plan carries along, so that its step can be walked without the model."""
+        return CapturedStep.of(
+            eager=self.eager,
+            eager_workspace_bytes=self.eager_workspace_bytes,
+            graph=self.graph,
+            costs=self.costs,
+            optimizer=self.optimizer,
+            granularity_bytes=self.granularity_bytes,
+        )
 
     @property
     def persistent_bytes(self) -> int:
@@ -393,6 +405,7 @@ def write_plan(
         log=solution.log,
         fates=fates_of(prepared.graph, program),
         program=program,
+        step=prepared.captured_step(),
     )
 
 

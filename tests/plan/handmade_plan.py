@@ -6,7 +6,8 @@ from typing import Any
 
 from handmade import KIB, Case, Layer, Step, training
 
-from memfit.ir import Graph, Program
+from memfit.ir import Graph, OptimizerMemory, Program
+from memfit.plan.captured import CapturedStep
 from memfit.plan.choice import everything_kept
 from memfit.plan.expand import Expander, program_of
 from memfit.plan.plan import Plan, fates_of
@@ -74,6 +75,18 @@ def plan_of(case: Case, program: Program, **changes: Any) -> Plan:
         "program": program,
     }
     return Plan(**fields | changes)
+
+
+def captured(case: Case) -> CapturedStep:
+    """What a plan of a case carries along."""
+    return CapturedStep.of(
+        eager=case.graph,
+        eager_workspace_bytes=case.costs.workspace_bytes,
+        graph=case.graph,
+        costs=case.costs,
+        optimizer=OptimizerMemory(state_bytes=20 * KIB, workspace_bytes=KIB),
+        granularity_bytes=1,
+    )
 
 
 def make_plan(*dropped: str, **changes: Any) -> Plan:

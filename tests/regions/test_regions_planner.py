@@ -144,5 +144,5 @@ def test_a_plan_in_regions_is_the_same_after_a_round_trip(planner, tmp_path):
     plan.save(tmp_path / "plan.json")
     loaded = memfit.Plan.load(tmp_path / "plan.json")
     assert loaded == plan
-    assert '"version":2' in (tmp_path / "plan.json").read_text()
+    assert '"version":3' in (tmp_path / "plan.json").read_text()
     assert dataclasses.replace(loaded, budget_bytes=1).diff(plan).startswith("budget: 1 B -> ")

@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from memfit.cli import estimate, frontier, plan, prove
+from memfit.cli import estimate, frontier, plan, prove, report
 from memfit.cli.streams import INTERRUPTED
 from memfit.errors import InfeasibleBudget, MemfitError
 from memfit.report.breakdown import printable
@@ -100,3 +100,9 @@ app.command(
     help=frontier.HELP,
     epilog=frontier.EXAMPLES,
 )(frontier.frontier)
+app.command(
+    name="report",
+    short_help="Show a plan: a page, a picture or a film.",
+    help=report.HELP,
+    epilog=report.EXAMPLES,
+)(report.report)

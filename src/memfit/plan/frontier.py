@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any, Self
 
+from memfit.display import html_of
 from memfit.plan.plan import Plan
 from memfit.units import format_bytes
 
@@ -57,6 +58,9 @@ class Frontier:
             f"{plan.slowdown:+7.1%} time (at best {plan.lower_bound:+.1%})"
             for plan in self.plans
         )
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
 
 def activation_fraction(plan: Plan) -> float:

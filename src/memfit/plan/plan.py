@@ -1,12 +1,15 @@
 """A plan: what one training step does under a budget, as inert data with its reasons.
 
-Written as versioned JSON. It holds no graph: whoever applies it captures the model again and compares
-digests, so a plan for another model, shape or dtype is refused by name.
+Written as versioned JSON. Whoever applies it captures the model again and compares digests, so a plan for another
+model, shape or dtype is refused by name. The step it was made for is part of it (`plan/captured.py`), for reports.
 
 Note [Plans in regions]
     A model that cannot be captured whole has a plan for each of its regions and no program of its own; its
-    figures are those of the whole step. Such a plan is written as version 2; all others as version 1, which
-    every memfit reads.
+    figures are those of the whole step.
+
+Note [Versions]
+    1: a plan without the step it was made for, 2: the same in regions, 3: with that step, in regions or not. A plan is
+    written in the lowest version that holds it, so what came from an old file can be read by the memfit that wrote it.
 """
 
 import dataclasses
@@ -19,16 +22,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Self
 
+from memfit.display import html_of
 from memfit.errors import InvalidFile, first_line
 from memfit.files import write_atomically
 from memfit.ir import Compute, Graph, Phase, Program
+from memfit.plan.captured import CapturedStep
 from memfit.units import format_bytes
 
 FORMAT = "memfit.plan"
-VERSION = 1
-VERSION_WITH_REGIONS = 2  # see Note [Plans in regions]
+VERSION = 1  # see Note [Versions]
+VERSION_WITH_REGIONS = 2
+VERSION_WITH_STEP = 3
 
-
+_MOVING = "offload"  # the technique that sends values out
 _MOST_REASONS = 8  # lines about modules that are left eager
 
 
@@ -84,6 +90,7 @@ class Plan:
     program: Program  # empty if there are regions, but for a digest of theirs
     regions: Mapping[str, "Plan"] = dataclasses.field(default_factory=dict)  # by name of the module
     left_eager: Mapping[str, str] = dataclasses.field(default_factory=dict)  # name to reason; "" is the model itself
+    step: CapturedStep | None = None  # what it was made for; None in regions and in files of old versions
 
     @property
     def slowdown(self) -> float:
@@ -114,6 +121,8 @@ class Plan:
 
     def to_json(self) -> str:
         version = VERSION_WITH_REGIONS if self.regions else VERSION
+        if any(each.step is not None for each in (self, *self.regions.values())):
+            version = VERSION_WITH_STEP
         content = {"format": FORMAT, "version": version} | _to_data(self)
         return _dump(content | {"checksum": _checksum(content)})
 
@@ -123,7 +132,7 @@ class Plan:
         try:
             plan = cls(**_from_data(fields))
             _check_types(plan)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise InvalidFile(f"damaged plan: {type(error).__name__}: {first_line(error)}; plan again") from None
         return plan
 
@@ -151,6 +160,9 @@ class Plan:
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
+
 
 def fates_of(graph: Graph, program: Program) -> tuple[Fate, ...]:
     """What a program does with every value of the forward pass that the eager backward pass reads."""
@@ -175,7 +187,7 @@ def fates_of(graph: Graph, program: Program) -> tuple[Fate, ...]:
         value = graph.storages[storage]
         treatment = Treatment.KEPT
         if storage not in kept:
-            treatment = Treatment.REPLACED if storage in replacing else Treatment.AGAIN
+            treatment = _treatment(replacing.get(storage))
         elif storage in again:
             treatment = Treatment.AGAIN
         fates.append(
@@ -189,6 +201,13 @@ def fates_of(graph: Graph, program: Program) -> tuple[Fate, ...]:
             )
         )
     return tuple(fates)
+
+
+def _treatment(technique: str | None) -> Treatment:
+    """Of a value that is not kept, by what stands in for it."""
+    if technique is None:
+        return Treatment.AGAIN
+    return Treatment.MOVED if technique == _MOVING else Treatment.REPLACED
 
 
 def _replacing(graph: Graph, runs: list[int]) -> dict[int, str]:
@@ -236,7 +255,9 @@ def _to_data(plan: Plan) -> dict[str, Any]:
     fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     fields["fates"] = [dataclasses.asdict(fate) for fate in plan.fates]
     fields["program"] = json.loads(plan.program.to_json())
-    regions, left_eager = fields.pop("regions"), fields.pop("left_eager")
+    regions, left_eager, step = fields.pop("regions"), fields.pop("left_eager"), fields.pop("step")
+    if step is not None:
+        fields["step"] = step.to_data()
     if regions:
         fields["regions"] = {name: _to_data(region) for name, region in regions.items()}
         fields["left_eager"] = dict(left_eager)
@@ -248,6 +269,8 @@ def _from_data(data: Mapping[str, Any]) -> dict[str, Any]:
     fields["program"] = Program.from_json(json.dumps(fields["program"]))
     fields["fates"] = tuple(Fate(**each | {"treatment": Treatment(each["treatment"])}) for each in fields["fates"])
     fields |= {name: tuple(fields[name]) for name in ("allow", "rewrites", "log")}
+    if "step" in fields:
+        fields["step"] = CapturedStep.from_data(fields["step"])
     if "regions" in fields:
         regions = {name: Plan(**_from_data(each)) for name, each in fields["regions"].items()}
         fields |= {"regions": regions, "left_eager": dict(fields["left_eager"])}
@@ -262,10 +285,10 @@ def _fields(text: str) -> dict[str, Any]:
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise InvalidFile(f"not a plan: its format is not {FORMAT!r}")
     version = fields.get("version")
-    if type(version) is not int or version not in (VERSION, VERSION_WITH_REGIONS):
+    if type(version) is not int or not VERSION <= version <= VERSION_WITH_STEP:
         raise InvalidFile(
-            f"a plan of version {version!r} was found, this memfit reads versions {VERSION} and "
-            f"{VERSION_WITH_REGIONS}; plan again, or install the memfit that wrote it"
+            f"a plan of version {version!r} was found, this memfit reads versions {VERSION} to "
+            f"{VERSION_WITH_STEP}; plan again, or install the memfit that wrote it"
         )
     if fields.pop("checksum", None) != _checksum(fields):
         raise InvalidFile("the plan was changed after it was written: its checksum differs; plan again")

@@ -5,7 +5,8 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -13,12 +14,15 @@ from torch import nn
 from memfit.api import apply
 from memfit.capture.rehearse import drop_gradients, nothing_remains, step
 from memfit.capture.sample import Sample
-from memfit.errors import InvalidInput
+from memfit.errors import InvalidFile, InvalidInput, first_line
 from memfit.execute.attach import PlannedForward, planned_forwards, put_back, remove, removed
 from memfit.measure.peak import measure_peak
 from memfit.plan.plan import Plan
 from memfit.units import format_bytes
 
+FORMAT = "memfit.profile"
+VERSION = 1
+_TEXT = str(str)
 _TOLERANCE = 0.01  # what a measured peak may be above the budget
 
 
@@ -43,7 +47,28 @@ class Profile:
 
     def to_json(self) -> str:
         fields = dataclasses.asdict(self) | {"fits": self.fits}
-        return json.dumps({"format": "memfit.profile", "version": 1} | fields, indent=2)
+        return json.dumps({"format": FORMAT, "version": VERSION} | fields, indent=2)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read what `to_json` wrote; a file that is not that is refused with the reason."""
+        try:
+            fields = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InvalidFile(f"{path} cannot be read as a profile: {first_line(error)}") from None
+        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+            raise InvalidFile(
+                f"{path} is not a profile: its format is not {FORMAT!r}; write one with memfit profile --json"
+            )
+        if fields.get("version") != VERSION:
+            raise InvalidFile(
+                f"{path} is a profile of version {fields.get('version')!r}, this memfit reads version {VERSION}; "
+                "measure again, or install the memfit that wrote it"
+            )
+        try:
+            return cls(**{field.name: _checked(fields[field.name], field) for field in dataclasses.fields(cls)})
+        except (KeyError, TypeError) as error:
+            raise InvalidFile(f"{path} is a damaged profile: {type(error).__name__}: {first_line(error)}") from None
 
     def __str__(self) -> str:
         eager = "" if self.eager_peak_bytes is None else f", eager {format_bytes(self.eager_peak_bytes)}"
@@ -60,6 +85,15 @@ class Profile:
         if self.budget_bytes is not None:
             lines.append(f"  {'within' if self.fits else 'OVER'} the budget of {format_bytes(self.budget_bytes)}")
         return "\n".join(lines)
+
+
+def _checked(value: Any, field: "dataclasses.Field[Any]") -> Any:
+    """A value of a file, if it can be one of the field."""
+    wanted = str(field.type)
+    fits = isinstance(value, str) if wanted == _TEXT else isinstance(value, int | float) and not isinstance(value, bool)
+    if not fits and not (value is None and "None" in wanted):
+        raise TypeError(f"{field.name} is {value!r}")
+    return value
 
 
 def profile(

@@ -54,13 +54,13 @@ def _template() -> jinja2.Template:
         "percent": lambda share: f"{share:.1%}",
         "place": lambda share: f"{100 * share:.3f}%",
         "slug": lambda kind: str(kind).replace(" ", "-"),
-        "digest": _digest,
+        "digest": script_digest,
     }
     text = importlib.resources.files("memfit.report").joinpath("page.html").read_text(encoding="utf-8")
     return environment.from_string(text)
 
 
-def _digest(script: str) -> str:
+def script_digest(script: str) -> str:
     """How a content security policy names the one script it allows."""
     return "sha256-" + base64.b64encode(hashlib.sha256(str(script).encode()).digest()).decode()
 

@@ -12,6 +12,7 @@ from memfit.units import format_bytes
 OUTSIDE = "(outside of modules)"
 _FEWEST_NAMES = 2  # how deep to look at least
 _ENOUGH_MODULES = 5  # rows from which on a table by module tells something
+_LARGEST_SHARE = 0.5  # of all bytes in one row: above, the row wants to be taken apart
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,10 +81,15 @@ def _notes(plan: Plan) -> Iterator[str]:
 def automatic_depth(plan: Plan) -> int:
     """How many names deep the modules of this plan begin to tell something."""
     deepest = max((fate.module.count(".") + 1 for fate in plan.fates), default=1)
+    fallback = None
     for depth in range(_FEWEST_NAMES, deepest):
-        if len(plan.by_module(depth)) >= _ENOUGH_MODULES:
+        sizes = [sum(by_treatment.values()) for by_treatment in plan.by_module(depth).values()]
+        if len(sizes) < _ENOUGH_MODULES:
+            continue
+        if max(sizes) <= _LARGEST_SHARE * sum(sizes):
             return depth
-    return max(_FEWEST_NAMES, deepest)
+        fallback = fallback or depth
+    return fallback or max(_FEWEST_NAMES, deepest)
 
 
 def module_rows(plan: Plan, *, depth: int | None = None, top: int = 20) -> list[ModuleRow]:
@@ -118,7 +124,7 @@ def techniques(plan: Plan) -> dict[str, int]:
 
 def summary_json(plan: Plan, *, depth: int | None = None) -> str:
     """All figures of a plan without its program."""
-    left_out = ("program", "fates", "regions")
+    left_out = ("program", "fates", "regions", "step")
     fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     figures = {name: value for name, value in fields.items() if name not in left_out}
     derived = {
