@@ -43,6 +43,7 @@ PUBLIC_NAMES = [
     "remove",
     "save",
     "without_weights",
+    "zoo",
 ]
 
 
@@ -92,3 +93,10 @@ def test_the_public_names_of_multilevel_are_these() -> None:
         "Problem",
     ]
     assert all(vars(multilevel)[name].__doc__ for name in multilevel.__all__)
+
+
+def test_the_public_names_of_the_zoo_are_these() -> None:
+    from memfit import zoo
+
+    assert zoo.__all__ == ["Entry", "Verdict", "entries", "find_entry", "load", "open_plan", "verify"]
+    assert all(vars(zoo)[name].__doc__ for name in zoo.__all__)

@@ -1,5 +1,6 @@
 """Train any PyTorch model inside the memory you have."""
 
+from memfit import zoo
 from memfit.api import apply, estimate, fit, frontier, plan, plan_of
 from memfit.capture.fakes import without_weights
 from memfit.capture.sample import Sample
@@ -67,6 +68,7 @@ __all__ = [
     "remove",
     "save",
     "without_weights",
+    "zoo",
 ]
 
 __version__ = "0.1.0"

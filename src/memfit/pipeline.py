@@ -18,7 +18,7 @@ from memfit.capture.alternatives import extend
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
-from memfit.errors import InfeasibleBudget, InvalidBudget, InvalidInput
+from memfit.errors import InfeasibleBudget, InvalidBudget, InvalidInput, suggestion
 from memfit.execute.timing import operation_times
 from memfit.ir import Compute, Graph, Operation, OptimizerMemory, Program
 from memfit.measure.cost import OperatorCost
@@ -122,7 +122,8 @@ def check_techniques(names: Sequence[str]) -> None:
     unknown = [each for each in names if each not in TECHNIQUES]
     if unknown:
         known = "; ".join(f"{name!r} ({meaning})" for name, meaning in TECHNIQUES.items())
-        raise InvalidInput(f"unknown technique {unknown[0]!r}; known are {known}")
+        near = suggestion(unknown[0], TECHNIQUES)
+        raise InvalidInput(f"unknown technique {unknown[0]!r}{near}; known are {known}")
 
 
 def check_budget(budget: Budget) -> None:
@@ -336,6 +337,8 @@ def _smallest(planner: Planner, prepared: Prepared, recipe: Recipe) -> tuple[Sol
     lowest = planner.smallest(time_limit_s=recipe.time_limit_s / 2)
     simulated_bytes = prepared.peak_bytes(program_of(planner.problem, lowest.expansion))
     limit = max(simulated_bytes, lowest.expansion.peak_bytes)  # the search counts small values a little longer
+    if lowest.interrupted:
+        return lowest, limit
     planner.found.append(lowest.expansion)  # a start for the search
     try:
         return planner.solve(limit, time_limit_s=recipe.time_limit_s / 2, report=recipe.report), limit

@@ -10,7 +10,7 @@ from rich.console import Console
 from memfit import api
 from memfit.cli import options
 from memfit.cli.progress import Display, display
-from memfit.cli.streams import interruptible, only_results_on_stdout, write_file
+from memfit.cli.streams import check_writable, interruptible, only_results_on_stdout, write_file
 from memfit.cli.subject import Subject
 from memfit.estimate import Estimate
 from memfit.report import page
@@ -68,12 +68,14 @@ def estimate(
     html: Annotated[
         Path | None, typer.Option(metavar="PATH", dir_okay=False, help="Write a report page to this file.")
     ] = None,
+    force: options.Force = False,
     top: options.Top = 10,
     depth: options.Depth = None,
 ) -> None:
     """See HELP."""
     limit = None if device is None else Limit.of(device)
     subject = Subject.of(model, inputs, sample, dtype)
+    check_writable(html, force=force, option="--html")
     with interruptible():
         with only_results_on_stdout(), display() as shown:
             result = _estimated(subject, options.optimizer_of(optimizer), limit, measure, shown)
