@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import importlib.util
+import logging
 import statistics
 import time
 from collections.abc import Mapping
@@ -75,7 +76,7 @@ CASES = (
     DemoCase(
         name="GPT-2",
         package="transformers",
-        reference='transformers:GPT2LMHeadModel(loss_type="ForCausalLM")',
+        reference="transformers:GPT2LMHeadModel()",
         batch_size=4,
         tokens=128,
         classes=50257,
@@ -111,6 +112,7 @@ def run_case(case: DemoCase, *, steps: int, time_limit_s: float, seed: int, show
     """Estimate, plan, train side by side."""
     shown.doing(f"{case.name}: building")
     factory = find_model(parse_model(case.reference))
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns of a loss that nobody chose
     torch.manual_seed(seed)
     model, batch = factory.build(), case.batch()
     sample = case.sample(batch)

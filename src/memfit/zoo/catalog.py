@@ -53,7 +53,7 @@ def _language(name: str, batch_size: int, tokens: int, *devices: str, reference:
 
 _GOOGLENET = "torchvision.models.googlenet(aux_logits=False, init_weights=False)"
 _UNET = "memfit.zoo.unet:UNet(3, 2)"
-_GPT2 = 'transformers:GPT2LMHeadModel(loss_type="ForCausalLM")'
+_GPT2 = "transformers:GPT2LMHeadModel()"
 _BERT = "transformers:BertForMaskedLM()"
 _LLAMA_1B = (
     "transformers:LlamaForCausalLM(vocab_size=128256, hidden_size=2048, intermediate_size=8192, "
