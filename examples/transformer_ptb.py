@@ -321,7 +321,7 @@ def plot(rows, path):
 
 def settings_of(options):
     if not options.full:
-        return [Setting(size, hidden, segment, True) for size, hidden, segment in options.only]
+        return [Setting(size, hidden, segment, options.selected) for size, hidden, segment in options.only]
     wide = [Setting(size, hidden, 4, False) for size in (64, 256) for hidden in (256, 512, 1024)]
     deep = [Setting(64, 256, segment, segment == 1) for segment in (1, 2, 6)]
     return wide + deep
@@ -338,6 +338,12 @@ def main():
         action="append",
         metavar=("BATCH", "HIDDEN", "SEGMENT"),
         help="a setting; may be given several times (default: 64 256 4)",
+    )
+    parser.add_argument(
+        "--selected",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="with --only: also the ways that compute one kind of layer again",
     )
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--runs", type=int, default=3, help="training runs, each from other weights")

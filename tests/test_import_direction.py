@@ -13,7 +13,7 @@ import memfit
 SOURCE = Path(memfit.__file__).parent
 BENCHMARKS = SOURCE.parents[1] / "benchmarks"
 
-DATA = {"errors", "units", "files", "ir", "tensors"}
+DATA = {"errors", "units", "files", "ir", "tensors", "spelling"}
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
 BELOW_API = BELOW_CAPTURE | {"plan", "estimate", "capture", "execute", "pipeline", "runner", "regions"}
 BELOW_STEP = BELOW_API | {"api", "prove"}
@@ -25,6 +25,7 @@ MAY_IMPORT = {
     "files": {"errors"},
     "ir": {"errors"},
     "tensors": set(),
+    "spelling": set(),
     "_torch": DATA,
     "ops": DATA | {"_torch"},
     "measure": DATA | {"_torch", "ops"},

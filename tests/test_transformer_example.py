@@ -36,9 +36,9 @@ def test_targets_are_the_next_words(example):
 
 
 def test_all_ways_compute_the_same_and_memfit_takes_no_more_than_segments(example):
-    options = argparse.Namespace(layers=4, runs=1, epochs=1, batches=2)
-    numbers = example.numbered(example.generated_text(20_000))
-    setting = example.Setting(batch_size=16, hidden=64, segment=2, with_selected_layers=False)
+    options = argparse.Namespace(layers=4, runs=1, epochs=1, batches=1)
+    numbers = example.numbered(example.generated_text(2_000))
+    setting = example.Setting(batch_size=32, hidden=64, segment=2, with_selected_layers=False)
     ways = example.measured_ways(setting, numbers, options)
     assert [way.name for way in ways] == ["none", "segments of 2", "memfit"]
     none, segments, planned = ways
@@ -49,7 +49,7 @@ def test_all_ways_compute_the_same_and_memfit_takes_no_more_than_segments(exampl
     assert "| checkpointing |" in example.table(rows)
 
 
-@pytest.mark.parametrize("kind", ["LayerNorm", "ReLU", "Linear", "attention"])
+@pytest.mark.parametrize("kind", ["LayerNorm", "attention"])
 def test_layers_can_be_selected(example, kind):
     sample = next(example.batches(torch.arange(4000) % example.vocabulary, 16))
     model = example.LanguageModel(64, 1).train()

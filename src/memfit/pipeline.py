@@ -18,7 +18,7 @@ from memfit.capture.alternatives import extend
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
-from memfit.errors import InfeasibleBudget, InvalidBudget, InvalidInput, suggestion
+from memfit.errors import InfeasibleBudget, InvalidBudget, InvalidInput
 from memfit.execute.timing import operation_times
 from memfit.ir import Compute, Graph, Operation, OptimizerMemory, Program
 from memfit.measure.cost import OperatorCost
@@ -34,6 +34,7 @@ from memfit.plan.problem import Costs, Problem, handed_out_together
 from memfit.plan.select import Selection, selected_values
 from memfit.plan.simulate import simulate
 from memfit.plan.solve import Planner, Report, Solution
+from memfit.spelling import suggestion
 from memfit.units import format_bytes, parse_bytes
 
 Budget = int | float | str | None

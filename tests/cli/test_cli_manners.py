@@ -48,7 +48,7 @@ def test_every_verb_shows_examples_and_codes(run_memfit, verb):
         (("estmate",), "estimate"),
         (("frontire",), "frontier"),
         (("plan", "--modle", "x"), "--model"),
-        (("plan", *STEP, "--budget", "0.8", "--optimizer", "adamv"), "adamw"),
+        (("plan", *STEP, "--budget", "0.8", "--optimizer", "adamww"), "adamw"),
         (("plan", *STEP, "--budget", "0.8", "--allow", "recompute,leen"), "lean"),
         (("plan", *STEP, "--budget", "0.8", "--device", "A100-4OGB"), "A100-40GB"),
         (("estimate", *STEP, "--device", "H10O-80GB"), "H100-80GB"),

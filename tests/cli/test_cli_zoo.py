@@ -89,9 +89,7 @@ def verdict(name, reason=""):
 
 @pytest.mark.parametrize(("reason", "code"), [("", 0), ("its peak is another", 4)])
 def test_verify_says_what_does_not_hold(run_memfit, monkeypatch, reason, code):
-    monkeypatch.setattr(
-        commands.zoo, "verify", lambda wanted, make: (verdict(each.name, reason) for each in wanted)
-    )
+    monkeypatch.setattr(commands.zoo, "verify", lambda wanted, make: (verdict(each.name, reason) for each in wanted))
     outcome = run_memfit("zoo", "verify", NAME)
     assert outcome.code == code
     assert (reason in outcome.out) is True

@@ -37,7 +37,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones(unknown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("slip", "meant"), [("A100-40G8", "A100-40GB"), ("h1OO-80gb", "H100-80GB"), ("RTX-409", "RTX")]
+    ("slip", "meant"), [("A100-40G8", "A100-40GB"), ("h1OO-80gb", "H100-80GB"), ("RTX-4099", "RTX-4090")]
 )
 def test_a_slip_of_the_pen_is_answered_with_what_was_meant(slip: str, meant: str) -> None:
     with pytest.raises(InvalidBudget, match=rf"did you mean .*{meant}"):

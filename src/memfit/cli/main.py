@@ -65,7 +65,7 @@ def run() -> None:
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack a letter
     try:
-        app()
+        app(prog_name="memfit")
     except InfeasibleBudget as error:
         _exit_with(INFEASIBLE, str(error))
     except MemfitError as error:

@@ -12,7 +12,8 @@ from torch import nn
 from memfit import _torch
 from memfit.cli import reference as references
 from memfit.cli.reference import Reference
-from memfit.errors import InvalidModel, spelling_advice
+from memfit.errors import InvalidModel
+from memfit.spelling import spelling_advice
 
 _EXAMPLE = "for example --model torchvision.models.resnet50 or --model ./file.py:make_model"
 # What transformers reads from a configuration although no default configuration has it.

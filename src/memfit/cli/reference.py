@@ -25,7 +25,8 @@ from typing import Any, NoReturn
 
 from memfit.capture.record import in_library, short_line
 from memfit.cli import torchvision_repair
-from memfit.errors import InvalidInput, MemfitError, spelling_advice, suggestion
+from memfit.errors import InvalidInput, MemfitError
+from memfit.spelling import spelling_advice, suggestion
 
 _DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _FORMS = 'write "package.module:callable", "package.module:callable(1, flag=True)" or "./file.py:callable"'

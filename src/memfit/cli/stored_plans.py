@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from memfit import zoo
-from memfit.errors import InvalidFile, suggestion
+from memfit.errors import InvalidFile
 from memfit.plan.plan import Plan
+from memfit.spelling import suggestion
 
 PLAN_HELP = "A plan that exists: a file that `memfit plan` wrote, or zoo:NAME for one of `memfit zoo list`."
 _ZOO = "zoo:"

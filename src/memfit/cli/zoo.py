@@ -15,10 +15,11 @@ from memfit.cli.progress import display
 from memfit.cli.streams import INTERRUPTED, check_writable, interruptible, only_results_on_stdout, write_file
 from memfit.cli.zoo_build import build, subject_of
 from memfit.cli.zoo_tables import print_entries, print_verdicts, verdict_words
-from memfit.errors import InvalidInput, suggestion
+from memfit.errors import InvalidInput
 from memfit.measure.devices import find_device
 from memfit.report.plan_summary import summary_json
 from memfit.report.plan_tables import print_plan
+from memfit.spelling import suggestion
 from memfit.zoo.catalog import CASES
 
 DOES_NOT_HOLD = 4

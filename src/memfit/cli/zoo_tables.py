@@ -9,24 +9,28 @@ from memfit.report.tables import plain_table
 from memfit.units import format_bytes
 from memfit.zoo import Entry, Verdict
 
+_WIDTH_FOR_ALL = 104  # columns
+
 
 def print_entries(console: Console, found: Sequence[Entry]) -> None:
     """Print a line for each plan."""
+    titles = ("plan", "peak", "saved", "time", "optimizer", "unplanned", "at best")
+    shown = titles if console.width >= _WIDTH_FOR_ALL else titles[:4]
     table = plain_table(f"{len(found)} plans")
-    table.add_column("plan", overflow="fold")
-    for title in ("optimizer", "unplanned", "peak", "saved", "time", "at best"):
-        table.add_column(title, justify="right", no_wrap=True)
+    for title in shown:
+        table.add_column(title, justify="left" if title == "plan" else "right", no_wrap=True)
     for each in found:
         mark = "" if each.times_measured else "*"
-        table.add_row(
+        cells = (
             each.name,
-            each.optimizer,
-            format_bytes(each.unplanned_peak_bytes),
             format_bytes(each.peak_bytes),
             f"{each.saved:.0%}",
             f"{each.slowdown:+.1%}{mark}",
+            each.optimizer,
+            format_bytes(each.unplanned_peak_bytes),
             f"{each.lower_bound:+.1%}{mark}",
         )
+        table.add_row(*cells[: len(shown)])
     console.print(table)
     if not all(each.times_measured for each in found):
         console.print(Text("* times are estimated: the device was not there when the plan was made"))

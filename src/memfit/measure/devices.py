@@ -7,7 +7,8 @@ before the first tensor. Times that rest on them are estimates and are marked so
 
 import dataclasses
 
-from memfit.errors import InvalidBudget, suggestion
+from memfit.errors import InvalidBudget
+from memfit.spelling import suggestion
 from memfit.units import format_bytes, parse_bytes
 
 _MIB = 2**20

@@ -10,9 +10,10 @@ from torch import nn
 from torch.optim import Optimizer
 
 from memfit import _torch
-from memfit.errors import InvalidInput, first_line, suggestion
+from memfit.errors import InvalidInput, first_line
 from memfit.ir import OptimizerMemory
 from memfit.measure.live import AnsweredQuestions, LiveBytes
+from memfit.spelling import suggestion
 from memfit.tensors import storage_bytes
 
 OptimizerLike = str | Optimizer | Callable[..., Optimizer]

@@ -15,11 +15,12 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from memfit.errors import InfeasibleBudget, InvalidFile, InvalidInput, first_line, suggestion
+from memfit.errors import InfeasibleBudget, InvalidFile, InvalidInput, first_line
 from memfit.files import atomic_file, write_atomically
 from memfit.measure.devices import find_device
 from memfit.pipeline import Budget, budget_bytes, check_budget
 from memfit.plan.plan import Plan
+from memfit.spelling import suggestion
 from memfit.units import format_bytes
 from memfit.zoo.entry import Entry
 
