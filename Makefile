@@ -3,10 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check bench frontier multilevel families clean
+.PHONY: demo test check bench frontier multilevel families zoo transformer clean
 
-demo: $(READY)  ## ResNet-50 in half of its activation memory: planned, proven, measured, trained
-	$(BIN)/python examples/fit.py
+demo: $(READY)  ## ResNet-50 and GPT-2 in half of their activation memory, beside eager; about a minute
+	$(BIN)/memfit demo --force
 
 test: $(READY)  ## the fast tests
 	$(BIN)/python -m pytest -m "not slow"
@@ -27,6 +27,12 @@ multilevel: $(READY)  ## hypergradients beside Betty (if it is installed), and t
 
 families: $(READY)  ## a matrix of real architectures: captured, equal to eager, fitted; goes on where it stood
 	$(BIN)/python -W ignore -m benchmarks.families
+
+zoo: $(READY)  ## the plans of the zoo that are missing; goes on where it stood, needs an idle machine
+	$(BIN)/memfit zoo build src/memfit/zoo/plans
+
+transformer: $(READY)  ## a language model with checkpointing by hand and planned: the whole table
+	$(BIN)/python examples/transformer_ptb.py --full
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

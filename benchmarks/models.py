@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.unet import UNet
+from memfit.zoo.unet import UNet
 
 VOCABULARY = 10_000
 

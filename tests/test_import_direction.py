@@ -13,7 +13,7 @@ import memfit
 SOURCE = Path(memfit.__file__).parent
 BENCHMARKS = SOURCE.parents[1] / "benchmarks"
 
-DATA = {"errors", "units", "files", "ir", "tensors", "collectives", "display"}
+DATA = {"errors", "units", "files", "ir", "tensors", "collectives", "display", "spelling"}
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
 BELOW_API = BELOW_CAPTURE | {"plan", "estimate", "capture", "execute", "pipeline", "runner", "regions", "unplanned"}
 BELOW_STEP = BELOW_API | {"api", "prove"}
@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "tensors": set(),
     "collectives": set(),
     "display": set(),
+    "spelling": set(),
     "_torch": DATA,
     "ops": DATA | {"_torch"},
     "measure": DATA | {"_torch", "ops"},

@@ -48,6 +48,7 @@ PUBLIC_NAMES = [
     "report",
     "save",
     "without_weights",
+    "zoo",
 ]
 
 
@@ -118,3 +119,10 @@ def test_the_public_names_of_distributed_are_these() -> None:
         "unit_names",
     ]
     assert all(vars(distributed)[name].__doc__ for name in distributed.__all__)
+
+
+def test_the_public_names_of_the_zoo_are_these() -> None:
+    from memfit import zoo
+
+    assert zoo.__all__ == ["Entry", "Verdict", "entries", "find_entry", "load", "open_plan", "verify"]
+    assert all(vars(zoo)[name].__doc__ for name in zoo.__all__)

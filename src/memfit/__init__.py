@@ -1,6 +1,7 @@
 """Train any PyTorch model inside the memory you have."""
 
 from memfit import integrations as integrations
+from memfit import zoo
 from memfit.api import apply, estimate, fit, frontier, plan, plan_of
 from memfit.capture.fakes import without_weights
 from memfit.capture.sample import Sample
@@ -77,6 +78,7 @@ __all__ = [
     "report",
     "save",
     "without_weights",
+    "zoo",
 ]
 
 __version__ = "0.1.0"

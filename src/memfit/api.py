@@ -212,7 +212,7 @@ def frontier(
     """The whole curve of memory against time: plans at fractions of the activation part, and the smallest.
 
     The activation part is what the unplanned peak has beyond what lives when the step ends. One capture and one
-    planner serve all points; `time_limit` is for all of them together.
+    planner serve all points; `time_limit` is for all of them together. Ctrl-C gives the points found so far.
     """
     _check_model(model)
     check_fractions(fractions)
@@ -249,8 +249,14 @@ def _curve(points: Iterable[Recipe], make: Callable[[Recipe], Plan], report: Cal
             plans.append(make(point))
         except InfeasibleBudget:
             continue
+        except KeyboardInterrupt:
+            if not plans:
+                raise
+            break
         if report is not None:
             report(plans[-1])
+        if plans[-1].was_interrupted:
+            break
     return Frontier.of(plans)
 
 

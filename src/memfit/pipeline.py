@@ -35,6 +35,7 @@ from memfit.plan.problem import Costs, Problem, handed_out_together
 from memfit.plan.select import Selection, selected_values
 from memfit.plan.simulate import simulate
 from memfit.plan.solve import Planner, Report, Solution
+from memfit.spelling import suggestion
 from memfit.units import format_bytes, parse_bytes
 
 Budget = int | float | str | None
@@ -135,7 +136,8 @@ def check_techniques(names: Sequence[str]) -> None:
     unknown = [each for each in names if each not in TECHNIQUES]
     if unknown:
         known = "; ".join(f"{name!r} ({meaning})" for name, meaning in TECHNIQUES.items())
-        raise InvalidInput(f"unknown technique {unknown[0]!r}; known are {known}")
+        near = suggestion(unknown[0], TECHNIQUES)
+        raise InvalidInput(f"unknown technique {unknown[0]!r}{near}; known are {known}")
 
 
 def check_budget(budget: Budget) -> None:
@@ -350,6 +352,8 @@ def _smallest(planner: Planner, prepared: Prepared, recipe: Recipe) -> tuple[Sol
     lowest = planner.smallest(time_limit_s=recipe.time_limit_s / 2)
     simulated_bytes = prepared.peak_bytes(program_of(planner.problem, lowest.expansion))
     limit = max(simulated_bytes, lowest.expansion.peak_bytes)  # the search counts small values a little longer
+    if lowest.interrupted:
+        return lowest, limit
     planner.found.append(lowest.expansion)  # a start for the search
     try:
         return planner.solve(limit, time_limit_s=end - time.monotonic(), report=recipe.report), limit

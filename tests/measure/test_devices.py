@@ -29,8 +29,19 @@ def test_an_ambiguous_name_is_answered_with_what_it_could_be() -> None:
 
 @pytest.mark.parametrize("unknown", ["B300", "cuda", "A100-60GB", "40GB-A100"])
 def test_an_unknown_name_is_answered_with_the_known_ones(unknown: str) -> None:
-    with pytest.raises(InvalidBudget, match=r"is not known; known are T4 \(15.00 GiB\), .*; or give its memory"):
+    with pytest.raises(
+        InvalidBudget,
+        match=r"is not known( \(did you mean .*\?\))?; known are T4 \(15.00 GiB\), .*; or give its memory",
+    ):
         find_device(unknown)
+
+
+@pytest.mark.parametrize(
+    ("slip", "meant"), [("A100-40G8", "A100-40GB"), ("h1OO-80gb", "H100-80GB"), ("RTX-4099", "RTX-4090")]
+)
+def test_a_slip_of_the_pen_is_answered_with_what_was_meant(slip: str, meant: str) -> None:
+    with pytest.raises(InvalidBudget, match=rf"did you mean .*{meant}"):
+        find_device(slip)
 
 
 @pytest.mark.parametrize("empty", ["", " ", "-"])

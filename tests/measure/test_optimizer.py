@@ -152,7 +152,10 @@ def test_nothing_is_allocated_that_is_as_big_as_the_parameters() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(InvalidInput, match=r"unknown optimizer 'adamx'; known are .*adamw.*, or give an instance"):
+    with pytest.raises(
+        InvalidInput,
+        match=r"unknown optimizer 'adamx' \(did you mean adam.*\?\); known are .*adamw.*, or give an instance",
+    ):
         optimizer_memory("adamx", parameters())
 
 

@@ -19,7 +19,7 @@ from memfit.capture.nodes import FORM_OF, INHERITED, REMAKES, TECHNIQUE, is_alte
 from memfit.capture.rewrite import rewrite
 from memfit.capture.tie import tie
 from memfit.capture.trace import Joint
-from memfit.ops.lean import Alternative, LeanOperator, Site
+from memfit.ops.lean import Alternative, LeanOperator, Site, first_piece_only
 from memfit.ops.registry import chosen
 from memfit.tensors import storage_key
 
@@ -105,7 +105,7 @@ class _Writer:
         values = pytree.tree_map_only(fx.Node, lambda node: node.meta["val"], args)
         key = (alternative.function, repr(pytree.tree_map_only(torch.Tensor, _layout, values)))
         mode = _torch.detect_fake_mode(values)
-        with torch.no_grad(), mode or contextlib.nullcontext():
+        with torch.no_grad(), mode or contextlib.nullcontext(), first_piece_only():
             if key not in self._layouts:
                 made = alternative.function(*values)
                 self._layouts[key] = pytree.tree_map_only(torch.Tensor, _layout, made)

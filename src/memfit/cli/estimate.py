@@ -10,7 +10,7 @@ from rich.console import Console
 from memfit import api
 from memfit.cli import options
 from memfit.cli.progress import Display, display
-from memfit.cli.streams import interruptible, only_results_on_stdout, write_file
+from memfit.cli.streams import check_writable, interruptible, only_results_on_stdout, write_file
 from memfit.cli.subject import Subject
 from memfit.distributed.buckets import BucketPolicy
 from memfit.distributed.simulated import check_world
@@ -86,12 +86,14 @@ def estimate(
     html: Annotated[
         Path | None, typer.Option(metavar="PATH", dir_okay=False, help="Write a report page to this file.")
     ] = None,
+    force: options.Force = False,
     top: options.Top = 10,
     depth: options.Depth = None,
 ) -> None:
     """See HELP."""
     limit = None if device is None else Limit.of(device)
     subject = Subject.of(model, inputs, sample, dtype)
+    check_writable(html, force=force, option="--html")
     with interruptible():
         with only_results_on_stdout(), display() as shown:
             ranks = None if world_size is None else Ranks(world_size, shard, bucket_views)

@@ -11,7 +11,7 @@ from memfit import api
 from memfit.cli import options
 from memfit.cli.planning import built_for_planning
 from memfit.cli.progress import Display, display
-from memfit.cli.streams import interruptible, only_results_on_stdout, write_file
+from memfit.cli.streams import check_writable, interruptible, only_results_on_stdout, write_file
 from memfit.cli.subject import Subject
 from memfit.cli.wishes import Wishes
 from memfit.errors import InvalidInput
@@ -24,10 +24,11 @@ _FRACTIONS = "0.9,0.8,0.7,0.6,0.5,0.4,0.3,0.2,0.1"
 HELP = """Plan a training step at several budgets, down to the smallest there is.
 
 Budgets are fractions of the activation part: what the unplanned peak has beyond what lives when the step ends.
+Ctrl-C ends the curve where it is; what was found is printed and written.
 
 \b
 Exit codes:
-  0  the curve was found
+  0  the curve was found, or the part of it before Ctrl-C
   2  the model, the sample or an option cannot be used
 """
 
@@ -61,6 +62,7 @@ def frontier(
     output: Annotated[
         Path | None, typer.Option(metavar="PATH", dir_okay=False, help="Write the curve as JSON to this file.")
     ] = None,
+    force: options.Force = False,
     as_json: options.AsJson = False,
 ) -> None:
     """The command; what it does is said in HELP."""
@@ -75,6 +77,7 @@ def frontier(
         time_limit=time_limit,
     )
     shares = parse_fractions(fractions)
+    check_writable(output, force=force, option="--output")
     lines = None if as_json else FrontierLines(Console(file=sys.stdout))
     with interruptible():
         with only_results_on_stdout(), display() as shown:
@@ -110,15 +113,21 @@ def _curve(
     lines: FrontierLines | None,
     shown: Display,
 ) -> Frontier:
+    plans: list[Plan] = []
+
     def show(plan: Plan) -> None:
+        plans.append(plan)
         if lines is not None:
             with shown.hidden():
                 lines.add(plan)
-        shown.doing("planning the next budget")
+        shown.planned(len(plans), len(shares) + 1)
 
     model, sample = built_for_planning(subject, wishes, measure, seed, shown)
     shown.doing("tracing a training step")
     curve = api.frontier(model, sample, fractions=shares, **wishes.keywords(), report=show, progress=shown.measured)
+    if len(plans) < len(shares) + 1:
+        why = ", the search was interrupted" if plans and plans[-1].was_interrupted else ""
+        shown.note(f"{len(plans)} of {len(shares) + 1} budgets have a plan{why}")
     if lines is not None:
         lines.end()
     return curve

@@ -1,8 +1,8 @@
 """The command line: `memfit estimate --model torchvision.models.resnet50 --input 16x3x224x224`.
 
 Exit codes: 0 all is well, 1 it does not fit the device (`estimate`), 2 what was given cannot be
-used, 3 no plan fits the budget, 4 a planned step is not what it should be (`check`, `profile`),
-70 a bug in memfit, 130 interrupted.
+used, 3 no plan fits the budget, 4 a planned step is not what it should be (`check`, `profile`, `demo`,
+`zoo verify`), 70 a bug in memfit, 130 interrupted before there was a result.
 """
 
 import contextlib
@@ -13,18 +13,47 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from memfit.cli import estimate, frontier, plan, prove, report
+from memfit.cli import demo, estimate, frontier, plan, prove, report, zoo
 from memfit.cli.streams import INTERRUPTED
 from memfit.errors import InfeasibleBudget, MemfitError
 from memfit.report.breakdown import printable
 
 INVALID, INFEASIBLE, BUG = 2, 3, 70
 
+EPILOG = """\b
+How models and samples are named:
+  --model torchvision.models.resnet50
+  --model "package.module:callable(1, flag=True)"
+  --model ./file.py:callable
+  --input 16x3x224x224
+  --input input_ids=4x128:int64
+  --sample ./file.py:make_batch
+\b
+Examples:
+  memfit estimate --model torchvision.models.resnet50 --input 16x3x224x224
+  memfit plan --model torchvision.models.resnet50 --input 16x3x224x224 \\
+      --budget 2GiB --output plan.json
+  memfit zoo list
+  memfit demo
+\b
+Exit codes:
+  0    all is well; the best so far, if Ctrl-C ended a search
+  1    estimate: the step does not fit the device
+  2    the model, the sample, the plan or an option cannot be used
+  3    no plan fits the budget; the smallest that was found is said
+  4    a planned step or a stored plan is not what it should be
+  70   a bug in memfit
+  130  interrupted before there was a result
+\b
+Answers are on stdout, everything else on stderr. Where these are no terminals
+they are plain text. `memfit --install-completion` teaches your shell.
+"""
+
 app = typer.Typer(
     name="memfit",
     help="Train any PyTorch model inside the memory you have.",
+    epilog=EPILOG,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # boxes leave too little room for words, and would read "[name=]" as a style
 )
@@ -36,7 +65,7 @@ def run() -> None:
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack a letter
     try:
-        app()
+        app(prog_name="memfit")
     except InfeasibleBudget as error:
         _exit_with(INFEASIBLE, str(error))
     except MemfitError as error:
@@ -106,3 +135,10 @@ app.command(
     help=report.HELP,
     epilog=report.EXAMPLES,
 )(report.report)
+app.add_typer(zoo.app, name="zoo", short_help="Plans that are there already.")
+app.command(
+    name="demo",
+    short_help="ResNet-50 and GPT-2 in half of their activation memory, in a minute.",
+    help=demo.HELP,
+    epilog=demo.EXAMPLES,
+)(demo.demo)

@@ -13,6 +13,7 @@ from memfit import _torch
 from memfit.cli import reference as references
 from memfit.cli.reference import Reference
 from memfit.errors import InvalidModel
+from memfit.spelling import spelling_advice
 
 _EXAMPLE = "for example --model torchvision.models.resnet50 or --model ./file.py:make_model"
 # What transformers reads from a configuration although no default configuration has it.
@@ -113,5 +114,5 @@ def _check_fields(reference: Reference, configuration_class: Any) -> None:
     for name in reference.kwargs:
         if name in _UNDECLARED_FIELDS or hasattr(known, name):
             continue
-        advice = references.spelling_advice(name, dir(known))
+        advice = spelling_advice(name, dir(known))
         reference.fail(f"{configuration_class.__name__} has no field {name!r}; {advice}")

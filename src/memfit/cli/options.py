@@ -1,9 +1,14 @@
 """Options that several commands have, each with one meaning and one help text."""
 
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import Annotated
 
 import typer
+
+from memfit.measure.devices import DEVICES
+from memfit.measure.optimizer import known_optimizers
+from memfit.pipeline import TECHNIQUES
 
 EXIT_CODES = """\b
 Exit codes:
@@ -11,6 +16,22 @@ Exit codes:
   2  the model, the sample, the plan or an option cannot be used
   3  no plan fits the budget; the smallest that was found is said
 """
+
+
+def completing(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """What a shell offers for an option, in any case.
+
+    >>> completing(["T4", "L4", "L40S"])("l")
+    ['L4', 'L40S']
+    """
+    known = list(names)
+    return lambda incomplete: [name for name in known if name.lower().startswith(incomplete.lower())]
+
+
+def _complete_techniques(incomplete: str) -> list[str]:
+    """The last of several names, separated by commas."""
+    before, comma, last = incomplete.rpartition(",")
+    return [before + comma + name for name in TECHNIQUES if name.startswith(last)]
 
 
 class FloatType(StrEnum):
@@ -47,7 +68,12 @@ SampleName = Annotated[
 DType = Annotated[FloatType | None, typer.Option("--dtype", help="What parameters and inputs are made of.")]
 OptimizerName = Annotated[
     str,
-    typer.Option("--optimizer", metavar="NAME", help='A name in torch.optim; "none" for forward and backward only.'),
+    typer.Option(
+        "--optimizer",
+        metavar="NAME",
+        help='A name in torch.optim; "none" for forward and backward only.',
+        autocompletion=completing((*known_optimizers(), "none")),
+    ),
 ]
 Seed = Annotated[
     int,
@@ -72,6 +98,7 @@ Allow = Annotated[
         metavar="NAMES",
         help="Techniques, separated by commas: recompute, lean, chunk, offload, 16-bit, 8-bit, 4-bit.",
         show_default="recompute,lean: those that change no bit",
+        autocompletion=_complete_techniques,
     ),
 ]
 Recompute = Annotated[
@@ -91,7 +118,10 @@ Outputs = Annotated[
 DeviceName = Annotated[
     str | None,
     typer.Option(
-        "--device", metavar="NAME", help="Plan for a device that is not here (A100-40GB), by estimated times."
+        "--device",
+        metavar="NAME",
+        help="Plan for a device that is not here (A100-40GB), by estimated times.",
+        autocompletion=completing(each.name for each in DEVICES),
     ),
 ]
 TimeLimit = Annotated[float, typer.Option(metavar="SECONDS", min=0.0, help="How long to look for better plans.")]
@@ -103,6 +133,7 @@ Measure = Annotated[
         show_default="where it fits here",
     ),
 ]
+Force = Annotated[bool, typer.Option("--force", help="Write over files that exist.")]
 Top = Annotated[int, typer.Option(metavar="N", min=1, help="How many modules and values to show.")]
 Depth = Annotated[
     int | None,

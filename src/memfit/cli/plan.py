@@ -9,7 +9,7 @@ from rich.console import Console
 from memfit.cli import options
 from memfit.cli.planning import built_for_planning, planned
 from memfit.cli.progress import display
-from memfit.cli.streams import interruptible, only_results_on_stdout, write_file
+from memfit.cli.streams import check_writable, interruptible, only_results_on_stdout, write_file
 from memfit.cli.subject import Subject
 from memfit.cli.wishes import Wishes
 from memfit.report.plan_summary import summary_json
@@ -35,6 +35,9 @@ Examples:
 \b
   memfit plan --model torchvision.models.resnet50 --input 16x3x224x224 \\
       --recompute "layer*.*"
+\b
+  memfit plan --model torchvision.models.resnet50 --input 16x3x224x224 \\
+      --budget 2GiB --allow lean    # an ablation: nothing is computed again
 """
 
 
@@ -56,6 +59,7 @@ def plan(
     output: Annotated[
         Path | None, typer.Option(metavar="PATH", dir_okay=False, help="Write the plan to this file.")
     ] = None,
+    force: options.Force = False,
     as_json: options.AsJson = False,
     top: options.Top = 20,
     depth: options.Depth = None,
@@ -72,8 +76,9 @@ def plan(
         time_limit=time_limit,
     )
     wanted = wishes.budget(budget)
+    check_writable(output, force=force, option="--output")
     with interruptible():
-        with only_results_on_stdout(), display() as shown:
+        with only_results_on_stdout(), display(time_limit) as shown:
             made = built_for_planning(subject, wishes, measure, seed, shown)
             found = planned(*made, wanted, wishes, shown)
         if output is not None:

@@ -4,16 +4,27 @@ import contextlib
 from collections.abc import Iterator
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from memfit.plan.solve import Found
 
 
-class Display:
-    """One line: what is being done, how much of it, for how long."""
+class _Remaining(TimeRemainingColumn):
+    """How long it still takes at most; nothing where that is not known."""
 
-    def __init__(self, progress: Progress) -> None:
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        return Text("") if task.total is None or task.time_remaining is None else super().render(task) + Text(" left")
+
+
+class Display:
+    """One line: what is being done, how much of it, for how long, and how long it may still take."""
+
+    def __init__(self, progress: Progress, time_limit_s: float | None = None) -> None:
         self._progress = progress
+        self._time_limit_s = time_limit_s  # of a search for plans
         self._task = progress.add_task("", total=None, count="")
         self._is_solving = False
 
@@ -26,6 +37,19 @@ class Display:
         """Tell how many operators have been measured."""
         self._tell("measuring operators", done, total)
 
+    def planned(self, done: int, total: int) -> None:
+        """Tell how many budgets have been planned for."""
+        self._tell("planning the next budget", done, total)
+
+    def checked(self, done: int, total: int) -> None:
+        """Tell how many stored plans have been looked at."""
+        self._tell("checking stored plans", done, total)
+
+    def note(self, text: str) -> None:
+        """Say something that stays, beside the line that goes."""
+        with self.hidden():
+            self._progress.console.print(text, highlight=False, markup=False)
+
     def ran(self, done: int, total: int) -> None:
         """Tell how many pairs of steps have run."""
         self._tell("running planned and eager steps", done, total)
@@ -35,7 +59,9 @@ class Display:
         if not self._is_solving:
             self.doing("planning")
             self._is_solving = True
-        self._progress.update(self._task, description=solving_words(found))
+        limit_s = self._time_limit_s
+        completed = 0.0 if limit_s is None else min(found.seconds, limit_s)
+        self._progress.update(self._task, description=solving_words(found), completed=completed, total=limit_s)
 
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:
@@ -67,8 +93,8 @@ def solving_words(found: Found) -> str:
 
 
 @contextlib.contextmanager
-def display() -> Iterator[Display]:
-    """A display on stderr; nothing is shown where that is not a terminal."""
+def display(time_limit_s: float | None = None) -> Iterator[Display]:
+    """A display on stderr; nothing is shown where that is not a terminal. The time limit is that of a search."""
     console = Console(stderr=True)
     columns = (
         SpinnerColumn(),
@@ -76,6 +102,7 @@ def display() -> Iterator[Display]:
         BarColumn(bar_width=20),
         TextColumn("{task.fields[count]}"),
         TimeElapsedColumn(),
+        _Remaining(),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield Display(progress)
+        yield Display(progress, time_limit_s)

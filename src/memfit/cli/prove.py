@@ -1,6 +1,5 @@
 """`memfit check` and `memfit profile`: what a planned step computes, and what it takes."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,6 +10,7 @@ from memfit.capture.sample import Sample
 from memfit.cli import options
 from memfit.cli.planning import planned
 from memfit.cli.progress import Display, display
+from memfit.cli.stored_plans import PLAN_HELP, complete_plan_names, stored_plan
 from memfit.cli.streams import interruptible, only_results_on_stdout
 from memfit.cli.subject import Subject
 from memfit.cli.wishes import Wishes
@@ -45,6 +45,7 @@ Examples:
 PROFILE_HELP = f"""Run planned and eager steps in turns, and measure peak and time.
 
 The optimizer's step is not run; the bytes of its state are counted where the plan counts them.
+Ctrl-C after the first pair of steps gives what was measured until then.
 
 {options.EXIT_CODES.format(fine="the measured peak is within the budget, up to 1%")}\
   4  the measured peak is over the budget
@@ -58,10 +59,14 @@ Examples:
 \b
   memfit profile --model torchvision.models.resnet50 --input 16x3x128x128 \\
       --budget 0.5 --no-eager
+\b
+  memfit profile --model torchvision.models.resnet50 --input 16x3x128x128 \\
+      --plan zoo:resnet50-x16-cpu-0.50 --optimizer sgd
 """
 
-PlanFile = Annotated[
-    Path | None, typer.Option("--plan", metavar="PATH", dir_okay=False, help="A plan that `memfit plan` wrote.")
+PlanName = Annotated[
+    str | None,
+    typer.Option("--plan", metavar="PATH|zoo:NAME", help=PLAN_HELP, autocompletion=complete_plan_names),
 ]
 
 
@@ -69,7 +74,7 @@ def check(
     model: options.Model,
     inputs: options.Inputs = None,
     sample: options.SampleName = None,
-    plan: PlanFile = None,
+    plan: PlanName = None,
     budget: options.BudgetText = None,
     optimizer: options.OptimizerName = "adamw",
     allow: options.Allow = None,
@@ -92,7 +97,7 @@ def check(
     subject = Subject.of(model, inputs, sample, dtype)
     source = _PlanSource(plan, budget, _wishes(optimizer, allow, outputs, time_limit))
     with interruptible():
-        with only_results_on_stdout(), display() as shown:
+        with only_results_on_stdout(), display(time_limit) as shown:
             built, example, found = source.plan_for(subject, seed, shown)
             shown.doing("running an eager and a planned step")
             outcome = checking.check(built, found, example, seed=seed, tolerance=tolerance)
@@ -108,7 +113,7 @@ def profile(
     model: options.Model,
     inputs: options.Inputs = None,
     sample: options.SampleName = None,
-    plan: PlanFile = None,
+    plan: PlanName = None,
     budget: options.BudgetText = None,
     optimizer: options.OptimizerName = "adamw",
     allow: options.Allow = None,
@@ -126,7 +131,7 @@ def profile(
     subject = Subject.of(model, inputs, sample, dtype)
     source = _PlanSource(plan, budget, _wishes(optimizer, allow, outputs, time_limit))
     with interruptible():
-        with only_results_on_stdout(), display() as shown:
+        with only_results_on_stdout(), display(time_limit) as shown:
             built, example, found = source.plan_for(subject, seed, shown)
             shown.doing("running steps")
             outcome = profiling.profile(built, found, example, pairs=pairs, eager=eager, progress=shown.ran)
@@ -153,12 +158,12 @@ def _wishes(optimizer: str, allow: str | None, outputs: str, time_limit: float) 
 class _PlanSource:
     """Where the plan comes from: a file, read at once, or a budget to plan for."""
 
-    def __init__(self, path: Path | None, budget: str | None, wishes: Wishes) -> None:
-        if path is not None and budget is not None:
+    def __init__(self, name: str | None, budget: str | None, wishes: Wishes) -> None:
+        if name is not None and budget is not None:
             raise InvalidInput("both --plan and --budget are given; give the plan, or the budget to plan for")
-        if path is None and budget is None:
+        if name is None and budget is None:
             raise InvalidInput("there is no plan; give a file with --plan plan.json, or a --budget to plan for")
-        self._plan = None if path is None else Plan.load(path)
+        self._plan = None if name is None else stored_plan(name)
         self._budget: Budget = None if budget is None else wishes.budget(budget)
         self._wishes = wishes
 

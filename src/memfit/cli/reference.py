@@ -10,15 +10,15 @@ Note [Never evaluated]
 import ast
 import contextlib
 import dataclasses
-import difflib
 import functools
 import hashlib
 import importlib
 import importlib.util
+import pkgutil
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -26,6 +26,7 @@ from typing import Any, NoReturn
 from memfit.capture.record import in_library, short_line
 from memfit.cli import torchvision_repair
 from memfit.errors import InvalidInput, MemfitError
+from memfit.spelling import spelling_advice, suggestion
 
 _DOTTED_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _FORMS = 'write "package.module:callable", "package.module:callable(1, flag=True)" or "./file.py:callable"'
@@ -192,8 +193,9 @@ def _imported(reference: Reference, name: str) -> ModuleType:
         except ModuleNotFoundError as error:
             if error.name is None or not (name + ".").startswith(error.name + "."):
                 raise
+            near = suggestion(error.name, (each.name for each in pkgutil.iter_modules()))
             reference.fail(
-                f"there is no module {error.name!r}; install the package, start from the folder it is in, "
+                f"there is no module {error.name!r}{near}; install the package, start from the folder it is in, "
                 "or name a file such as ./model.py:callable"
             )
 
@@ -233,16 +235,6 @@ def _member(reference: Reference, owner: Any, name: str) -> Any:
             if _is_submodule(owner, name):
                 return _imported(reference, f"{owner.__name__}.{name}")
     return reference.fail(f"{owner_name} has no {name!r}; {spelling_advice(name, dir(owner))}")
-
-
-def spelling_advice(name: str, known: Iterable[str]) -> str:
-    """What may have been meant.
-
-    >>> spelling_advice("resnet5", ["resnet50", "vgg16"])
-    'did you mean resnet50?'
-    """
-    near = difflib.get_close_matches(name, known, n=3)
-    return f"did you mean {' or '.join(near)}?" if near else "check the spelling"
 
 
 def _is_submodule(owner: Any, name: str) -> bool:

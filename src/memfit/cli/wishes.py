@@ -13,6 +13,7 @@ from memfit.measure.devices import find_device, is_bytes
 from memfit.measure.optimizer import check_optimizer
 from memfit.pipeline import EXACT, Budget, check_budget, check_techniques
 from memfit.plan.select import Selection
+from memfit.spelling import spelling_advice
 
 _OUTPUTS = ("all", "loss")
 
@@ -128,7 +129,7 @@ def _torch_module_type(text: str, name: str) -> type[nn.Module]:
     found = getattr(torch.nn, name, None)
     if not isinstance(found, type) or not issubclass(found, nn.Module):
         types = [each for each, value in vars(torch.nn).items() if isinstance(value, type)]
-        raise InvalidInput(f"{text!r} is not a type of modules in torch.nn; {references.spelling_advice(name, types)}")
+        raise InvalidInput(f"{text!r} is not a type of modules in torch.nn; {spelling_advice(name, types)}")
     return found
 
 

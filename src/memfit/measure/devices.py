@@ -8,6 +8,7 @@ before the first tensor. Times that rest on them are estimates and are marked so
 import dataclasses
 
 from memfit.errors import InvalidBudget
+from memfit.spelling import suggestion
 from memfit.units import format_bytes, parse_bytes
 
 _MIB = 2**20
@@ -75,6 +76,7 @@ def find_device(name: str) -> Device:
         matches = [device for device in DEVICES if _plain(device.name).startswith(wanted)]
     if len(matches) != 1:
         found = f"could be {' or '.join(device.name for device in matches)}" if matches else "is not known"
+        found += "" if matches else suggestion(name, (each.name for each in DEVICES))
         known = ", ".join(f"{device.name} ({format_bytes(device.memory_bytes)})" for device in DEVICES)
         raise InvalidBudget(f'device {name!r} {found}; known are {known}; or give its memory, such as "24GiB"')
     return matches[0]

@@ -14,6 +14,7 @@ from memfit import _torch
 from memfit.errors import InvalidInput, first_line
 from memfit.ir import OptimizerMemory
 from memfit.measure.live import AnsweredQuestions, LiveBytes
+from memfit.spelling import suggestion
 from memfit.tensors import local_part, storage_bytes
 
 
@@ -115,8 +116,14 @@ def check_optimizer(optimizer: OptimizerLike | None) -> None:
     """Refuse an unknown name at once, before minutes are spent on the model."""
     if isinstance(optimizer, str) and optimizer.lower() not in _BY_NAME:
         raise InvalidInput(
-            f"unknown optimizer {optimizer!r}; known are {', '.join(sorted(_BY_NAME))}, or give an instance"
+            f"unknown optimizer {optimizer!r}{suggestion(optimizer, _BY_NAME)}; known are "
+            f"{', '.join(sorted(_BY_NAME))}, or give an instance"
         )
+
+
+def known_optimizers() -> list[str]:
+    """The names that can be given."""
+    return sorted(_BY_NAME)
 
 
 def is_optimizer_name(name: str | None) -> bool:

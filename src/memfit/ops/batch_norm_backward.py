@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memfit.ops.lean import Alternative, LeanOperator, Site, is_worth_it, same_layout, value_of
+from memfit.ops.lean import Alternative, LeanOperator, Site, is_worth_it, pieces, same_layout, value_of
 
 aten = torch.ops.aten
 
@@ -54,7 +54,7 @@ def batch_norm_backward_(
 def _slices(values: torch.Tensor) -> Iterator[slice]:
     count = values.shape[1]
     length = max(1, _SLICE_BYTES * count // (values.numel() * values.element_size()))
-    return (slice(start, min(start + length, count)) for start in range(0, count, length))
+    return pieces(count, length)
 
 
 def _alternatives(site: Site) -> Iterator[Alternative]:

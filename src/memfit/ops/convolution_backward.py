@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from memfit.ops.lean import Alternative, LeanOperator, Site, is_worth_it, value_of
+from memfit.ops.lean import Alternative, LeanOperator, Site, is_worth_it, pieces, value_of
 
 aten = torch.ops.aten
 
@@ -39,8 +39,7 @@ def _in_two_parts(
     _, of_weight, of_bias = aten.convolution_backward(
         gradient, values, weight, *settings, [False, wanted[1], wanted[2]]
     )
-    for place in range(len(values)):
-        sample = slice(place, place + 1)
+    for sample in pieces(len(values), 1):
         result[sample] = aten.convolution_backward(
             gradient[sample], values[sample], weight, *settings, [True, False, False]
         )[0]

@@ -6,12 +6,15 @@ finds in a captured graph where it can be used. `registry.py` lists them all.
 Note [Lean functions]
     The functions run as they are in captured graphs, on real tensors, and once on tensors
     without memory to learn what they make. They are plain functions of tensors and constants.
-    They work in pieces where they need scratch memory, because that counts as workspace.
+    They work in pieces where they need scratch memory, because that counts as workspace; what they make is
+    there before the first piece, so that on tensors without memory one piece is enough (`first_piece_only`).
     They must be safe on any values of their inputs: to be measured they are run on made-up ones.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -113,4 +116,18 @@ def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
 
 def pieces(numel: int, length: int) -> Iterator[slice]:
     """Cut a number of elements into pieces of at most `length`."""
-    return (slice(start, min(start + length, numel)) for start in range(0, numel, length))
+    end = min(numel, length) if _first_piece_only.get() else numel
+    return (slice(start, min(start + length, numel)) for start in range(0, end, length))
+
+
+_first_piece_only = ContextVar("first_piece_only", default=False)
+
+
+@contextlib.contextmanager
+def first_piece_only() -> Iterator[None]:
+    """Go through one piece and no more: for tensors without memory, of which a big batch has thousands of pieces."""
+    before = _first_piece_only.set(True)
+    try:
+        yield
+    finally:
+        _first_piece_only.reset(before)

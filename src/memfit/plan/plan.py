@@ -108,6 +108,11 @@ class Plan:
         return max(0.0, self.slowdown - self.lower_bound)
 
     @property
+    def was_interrupted(self) -> bool:
+        """Whether Ctrl-C ended the search: this is the best that was found until then."""
+        return any("interrupted" in line for line in self.log)
+
+    @property
     def is_identity(self) -> bool:
         """Whether nothing is computed again or replaced."""
         return all(fate.treatment is Treatment.KEPT for fate in self.fates)

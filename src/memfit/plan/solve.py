@@ -42,6 +42,7 @@ _LONGEST_FIT_S = 1.0  # an answer that is over the budget here and there
 _IMPROVING_SHARE = 0.25  # of the time: for windows of the best plan
 _SMALL_PROGRAM = 600  # stages times ways: below, no horizon is needed
 _CLOSE_TO_SMALLEST = 0.015  # of the room above the floor: then no smaller budget is tried
+_INTERRUPTED = "interrupted: the best plan so far"
 _HORIZON_SHARE = 0.1  # of the forward pass: how far back a stage may start making values again
 
 
@@ -66,6 +67,7 @@ class Solution:
     bound_us: float  # no schedule under the budget adds less
     seconds: float
     log: tuple[str, ...]
+    interrupted: bool = False  # Ctrl-C ended the search: nothing more is to be tried
 
 
 class Planner:
@@ -123,7 +125,14 @@ class Planner:
                     break
                 target_bytes = floor_bytes
             remaining_s = end - time.monotonic()
-            found = _Search(self, target_bytes, max(0.5, remaining_s / 3), None, any_will_do=True).run()
+            try:
+                found = _Search(self, target_bytes, max(0.5, remaining_s / 3), None, any_will_do=True).run()
+            except KeyboardInterrupt:
+                if best is None:
+                    raise
+                return dataclasses.replace(best, log=(*best.log, _INTERRUPTED), interrupted=True)
+            if found is not None and found.interrupted:
+                return found
             if found is not None:
                 best, found_bytes = found, found.expansion.peak_bytes
             elif target_bytes == failed_bytes:
@@ -166,6 +175,7 @@ class _Search:
         self._report = report
         self._any_will_do = any_will_do
         self._best: Expansion | None = None
+        self._interrupted = False
         self._known_bound_us = self._least_us()
         self._bounding: Bounding | None = None
         self._log: list[str] = []
@@ -182,7 +192,8 @@ class _Search:
         except KeyboardInterrupt:
             if self._best is None:
                 raise
-            self._say("interrupted: the best plan so far")
+            self._interrupted = True
+            self._say(_INTERRUPTED)
         finally:
             if self._bounding is not None:
                 self._bounding.stop()
@@ -193,6 +204,7 @@ class _Search:
             bound_us=min(self._bound_us, self._best.extra_us),
             seconds=time.monotonic() - self._start,
             log=tuple(self._log),
+            interrupted=self._interrupted,
         )
 
     def _search(self) -> None:

@@ -107,6 +107,7 @@ def profile(
 ) -> Profile:
     """Run planned and eager steps in turns and measure; the model stays as it is.
 
+    Ctrl-C between the first pair and the last gives what was measured until then.
     `eager=False` runs planned steps alone, where the eager step does not fit. The optimizer's step is not run; what
     it keeps is counted as the plan counts it.
     """
@@ -124,7 +125,12 @@ def profile(
             remove(model)
         times: list[tuple[float, float]] = []
         for number in range(pairs):
-            times.append(_pair(model, example, plan, planned, eager=eager, swap=bool(number % 2)))
+            try:
+                times.append(_pair(model, example, plan, planned, eager=eager, swap=bool(number % 2)))
+            except KeyboardInterrupt:
+                if not times:
+                    raise
+                break
             if progress is not None:
                 progress(number + 1, pairs)
     return Profile(
@@ -135,7 +141,7 @@ def profile(
         predicted_slowdown=plan.slowdown,
         slowdown=statistics.median(planned / plain for planned, plain in times) - 1 if eager else None,
         step_s=statistics.median(planned for planned, _ in times),
-        pairs=pairs,
+        pairs=len(times),
         budget_bytes=plan.budget_bytes,
     )
 
