@@ -129,7 +129,7 @@ class Techniques:
             choice = steps.choice(budget, allow=(*permissions, *wishes["plan"]), **fixed)
             return steps.chosen(choice), choice.peak_bytes
         if "optimizer" in wishes:
-            from torchao import optim  # type: ignore[import-untyped]
+            from torchao import optim
 
             return steps.by_hand(optimizer=getattr(optim, wishes["optimizer"])), None
         directory = steps.directory if fixed["state_tier"] == "disk" else None
