@@ -9,7 +9,7 @@ demo: $(READY)  ## ResNet-50 and GPT-2 in half of their activation memory, besid
 	$(BIN)/memfit demo --force
 
 test: $(READY)  ## the fast tests
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 check: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check .
