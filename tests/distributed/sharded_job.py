@@ -1,8 +1,10 @@
 """Starts the ranks of `one_sharded_rank.py`, once for all tests that look at what they found."""
 
+import atexit
 import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -40,6 +42,7 @@ def run_ranks(folder: Path, cases: tuple[str, ...], ranks: int = 2, seconds: int
 def fast_job() -> tuple[Path, list[dict[str, Any]]]:
     """Everything that the fast tests look at, in one job; a checkpoint of one process lies there before."""
     folder = Path(tempfile.mkdtemp(prefix="memfit-sharded-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     torch.manual_seed(3)
     model = Blocks()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
