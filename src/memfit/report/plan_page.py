@@ -134,7 +134,8 @@ def _cards(plan: Plan) -> Iterator[tuple[str, str, str]]:
     yield "Budget", budget, "" if plan.budget_bytes is None else "for the peak of a whole step"
     yield "Planned peak", format_bytes(plan.peak_bytes), f"{_share(plan)} of the unplanned"
     yield "Unplanned peak", format_bytes(plan.unplanned_peak_bytes), "as the model runs by itself"
-    yield "Floor", format_bytes(plan.floor_bytes), "no plan of these operations is below"
+    floor = "the smallest plan that was found" if plan.regions else "no plan of these operations is below"
+    yield "Floor", format_bytes(plan.floor_bytes), floor
     yield (
         "Extra time",
         f"{plan.slowdown:+.1%}",
