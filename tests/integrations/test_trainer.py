@@ -134,7 +134,11 @@ class OwnLoss(Trainer):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [(Trainer, {"label_smoothing_factor": 0.1}), (OwnLoss, {})], ids=["smoothing", "own loss"]
+    ("kind", "options"),
+    [
+        pytest.param(Trainer, {"label_smoothing_factor": 0.1}, marks=pytest.mark.slow, id="smoothing"),
+        pytest.param(OwnLoss, {}, id="own loss"),
+    ],
 )
 def test_a_loss_outside_the_model_counts(tmp_path: Path, capsys: Any, kind: type[Trainer], options: Any) -> None:
     plain = make_trainer(tmp_path, kind=kind, max_steps=3, **options)
@@ -169,10 +173,9 @@ def test_adapters_on_a_frozen_model_get_gradients_alone(tmp_path: Path, capsys: 
     assert all(torch.equal(loaded.state_dict()[name], value) for name, value in trainer.model.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["plain", "fitted"])
 def test_a_checkpoint_goes_on_with_memfit_and_without(tmp_path: Path, capsys: Any, first: str) -> None:
-    whole = make_trainer(tmp_path / "whole", max_steps=4)
-    whole.train()
     options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
     whole = make_trainer(tmp_path / "whole", max_steps=4, lr_scheduler_type="constant")
     whole.train()
