@@ -19,7 +19,7 @@ from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
 from memfit.errors import InfeasibleBudget, InvalidBudget, InvalidInput
-from memfit.execute.timing import operation_times
+from memfit.execute.timing import operation_times, own_times
 from memfit.ir import Compute, Graph, Operation, OptimizerMemory, Program
 from memfit.measure.cost import OperatorCost
 from memfit.measure.devices import CUDA_GRANULARITY_BYTES, Device
@@ -98,6 +98,7 @@ class Prepared:
     times_measured: bool
     rewrites: tuple[str, ...]
     seconds: float
+    quiet: "Quiet"
 
     def peak_bytes(self, program: Program) -> int:
         return simulate(
@@ -129,6 +130,41 @@ class Prepared:
         """Live when the step ends: parameters, buffers, gradients, batch, outputs, optimizer state."""
         ending = {*self.graph.resident, *self.graph.held}
         return sum(self.graph.storages[each].size_bytes for each in ending) + self.optimizer.state_bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Quiet:
+    """Operations that were seen to allocate nothing but their results.
+
+    In a call of other sizes with the same operations they are not run to learn it again: what allocates nothing inside
+    at one size does not at another. Those that do are run at every size.
+    """
+
+    structure: tuple[tuple[str, str], ...]  # names and targets of all operations and alternatives
+    names: frozenset[str]
+
+    @classmethod
+    def of(cls, traced: Graph, costs: Mapping[str, OperatorCost]) -> "Quiet":
+        return cls(
+            structure=_structure(traced),
+            names=frozenset(each.name for each in _all(traced) if _is_quiet(traced, each, costs.get(each.signature))),
+        )
+
+    def in_graph(self, graph: Graph) -> frozenset[str]:
+        return self.names if _structure(graph) == self.structure else frozenset()
+
+
+def _is_quiet(graph: Graph, operation: Operation, cost: OperatorCost | None) -> bool:
+    sizes = tuple(graph.storages[index].size_bytes for index in operation.outputs)
+    return cost is not None and not cost.workspace_bytes and tuple(cost.output_bytes) == sizes
+
+
+def _structure(graph: Graph) -> tuple[tuple[str, str], ...]:
+    return tuple((each.name, each.target) for each in _all(graph))
+
+
+def _all(graph: Graph) -> tuple[Operation, ...]:
+    return (*graph.operations, *graph.alternatives)
 
 
 def check_techniques(names: Sequence[str]) -> None:
@@ -187,11 +223,12 @@ def prepare(
     *,
     before: "Traced | None" = None,
     timed: bool = True,
+    like: Quiet | None = None,
 ) -> Prepared:
     """Lower a traced call and measure what its operations cost.
 
     `before` is the trace as it was, if `planned_graph` has been called since. `timed=False` estimates times, so that
-    the step itself is not run.
+    the step itself is not run. `like` is what is known of a call of other sizes.
     """
     start = time.monotonic()
     plain = before or Traced.of(joint)
@@ -202,12 +239,15 @@ def prepare(
     measured = recipe.device is None and could_run_here(plain.graph, memory)
     device = device_of(model)
     granularity = granularity_bytes(model, recipe.device)
-    sized, workspaces = _with_costs(eager, device, recipe.progress, measured=measured)
+    quiet = frozenset() if like is None else like.in_graph(eager)
+    costs = operator_costs(eager, device, recipe.progress, quiet) if measured else {}
+    sized, workspaces = _with_costs(eager, costs)
     runs_here = timed and measured and not is_fake(model, sample)
     fresh_us, in_place_us = _times(joint.graph_module, sized, model, sample, recipe, runs_here=runs_here)
     step_us: float | None = None
     if plain.is_rewritten_as(eager):
-        sized_plain, plain_workspaces = _with_costs(plain.graph, device, recipe.progress, measured=measured)
+        plain_costs = operator_costs(plain.graph, device, recipe.progress, quiet) if measured else {}
+        sized_plain, plain_workspaces = _with_costs(plain.graph, plain_costs)
         plain_us = _step_us(plain, sized_plain, model, sample, recipe, runs_here=runs_here)
         step_us = _before_rewriting(plain_us, _own_us(sized, fresh_us, in_place_us))
     else:
@@ -237,6 +277,7 @@ def prepare(
         times_measured=runs_here,
         rewrites=_rewrites(plain.graph, graph),
         seconds=time.monotonic() - start,
+        quiet=Quiet.of(eager, costs),
     )
 
 
@@ -261,11 +302,10 @@ class Traced:
         return [each.name for each in self.graph.operations] != [each.name for each in graph.operations]
 
 
-def _with_costs(graph: Graph, device: str, progress: Progress | None, *, measured: bool) -> tuple[Graph, list[int]]:
+def _with_costs(graph: Graph, costs: Mapping[str, OperatorCost]) -> tuple[Graph, list[int]]:
     """A graph with the sizes its operators were seen to make, and the workspace of each."""
-    costs = operator_costs(graph, device, progress) if measured else {}
     graph = with_real_sizes(graph, costs)
-    return graph, [workspace_bytes(graph, each, costs) for each in (*graph.operations, *graph.alternatives)]
+    return graph, [workspace_bytes(graph, each, costs) for each in _all(graph)]
 
 
 def _times(
@@ -284,8 +324,7 @@ def _step_us(
 ) -> Mapping[str, float]:
     """Microseconds of the operations of a step before the graph is rewritten, by name."""
     if runs_here:
-        times = operation_times(plain.module, graph, model, sample, steps=3, time_limit_s=2.0)
-        return _own_us(graph, times.fresh_us, times.in_place_us)
+        return own_times(plain.module, graph, model, sample, steps=3, time_limit_s=2.0)
     return roofline_times(graph, recipe.device)
 
 
@@ -505,10 +544,12 @@ def is_for_cuda(model: nn.Module, target: Device | None) -> bool:
     return torch.device(device_of(model)).type == "cuda" if target is None else target.is_cuda
 
 
-def operator_costs(graph: Graph, device: str, progress: Progress | None) -> dict[str, OperatorCost]:
-    """Workspaces and real sizes of all operations that can be run here."""
-    operations = (*graph.operations, *graph.alternatives)
-    return measured_costs((each.signature for each in operations if each.signature), device=device, progress=progress)
+def operator_costs(
+    graph: Graph, device: str, progress: Progress | None, quiet: frozenset[str] = frozenset()
+) -> dict[str, OperatorCost]:
+    """Workspaces and real sizes of all operations that can be run here, but of those that are known to be quiet."""
+    wanted = (each.signature for each in _all(graph) if each.signature and each.name not in quiet)
+    return measured_costs(wanted, device=device, progress=progress)
 
 
 def with_real_sizes(graph: Graph, costs: Mapping[str, OperatorCost]) -> Graph:

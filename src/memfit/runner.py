@@ -21,6 +21,7 @@ from memfit.execute.compiled import CompiledCall
 from memfit.ir import Program
 from memfit.pipeline import (
     Prepared,
+    Quiet,
     Recipe,
     Traced,
     describe_sample,
@@ -44,6 +45,7 @@ class Runner:
     only_the_plan: bool = False  # refuse a call that the plan is not for
     others: list[Plan] = dataclasses.field(default_factory=list)  # made for calls of other shapes
     searches: int = 0
+    quiet: Quiet | None = None  # what is known of the operations of the first call
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
         example = Sample(args, kwargs)
@@ -67,7 +69,7 @@ class Runner:
         if self.only_the_plan:
             raise InvalidFile(other_call(self.plan, example))
         for timed in (False, True):  # see Note [Other shapes]
-            prepared = prepare(model, joint, example, self.recipe, before=before, timed=timed)
+            prepared = prepare(model, joint, example, self.recipe, before=before, timed=timed, like=self.quiet)
             program = self._shared(model, prepared)
             if program is not None:
                 return CompiledCall(joint, prepared.graph, program)
@@ -76,6 +78,7 @@ class Runner:
     def _searched(self, model: nn.Module, joint: Joint, prepared: Prepared, example: Sample) -> CompiledCall:
         made = make_plan(model, example, make_planner(model, prepared, self.recipe), prepared, self.recipe)
         self.searches += 1
+        self.quiet = self.quiet or prepared.quiet
         if self.plan is None:
             self.plan = made
             self.recipe = dataclasses.replace(self.recipe, budget=made.budget_bytes, report=None, progress=None)

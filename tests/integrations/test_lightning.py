@@ -104,12 +104,11 @@ def trained(folder: Path, model: Any, callback: Any = None, **options: Any) -> A
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        (Coder, {"gradient_clip_val": 0.5}),
-        (Forward, {"accumulate_grad_batches": 2}),
-        (Forward, {"precision": "bf16-mixed"}),
-        (Manual, {}),
+        pytest.param(Coder, {"gradient_clip_val": 0.5}, id="parts"),
+        pytest.param(Forward, {"accumulate_grad_batches": 2}, marks=pytest.mark.slow, id="accumulated"),
+        pytest.param(Forward, {"precision": "bf16-mixed"}, marks=pytest.mark.slow, id="bf16"),
+        pytest.param(Manual, {}, marks=pytest.mark.slow, id="manual"),
     ],
-    ids=["parts", "accumulated", "bf16", "manual"],
 )
 def test_losses_are_the_same_inside_the_budget(tmp_path: Path, kind: Any, options: Any) -> None:
     plain, planned = kind(), kind()
@@ -162,7 +161,7 @@ def test_what_cannot_be_planned_is_said_by_name(tmp_path: Path) -> None:
         trained(tmp_path, Coder(), MemfitCallback(budget="1KiB", time_limit=1.0))
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+@pytest.mark.parametrize("precision", ["32-true", pytest.param("bf16-mixed", marks=pytest.mark.slow)])
 def test_fabric_trains_the_same(precision: str) -> None:
     losses: dict[bool, list[float]] = {}
     for planned in (False, True):

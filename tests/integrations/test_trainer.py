@@ -94,13 +94,15 @@ def test_losses_are_the_same_bit_for_bit_inside_the_budget(tmp_path: Path, capsy
 
 def test_texts_of_many_lengths_go_into_a_few_buckets(tmp_path: Path, capsys: Any) -> None:
     data = Texts(count=48, shortest=4, longest=40)
+    lengths = [len(data[number]["input_ids"]) for number in range(48)]
+    buckets = memfit.Buckets.of(lengths, most=3, batch_size=4, least_gain=0)
     plain = make_trainer(tmp_path, gpt2(dropout=0.0), data, max_steps=12)
     plain.train()
-    trainer = fitted(make_trainer(tmp_path, gpt2(dropout=0.0), data, max_steps=12), buckets=3, measure_every=1)
+    trainer = fitted(make_trainer(tmp_path, gpt2(dropout=0.0), data, max_steps=12), buckets=buckets, measure_every=1)
     trainer.train()
     assert losses(trainer) == pytest.approx(losses(plain), rel=1e-4)
     numbers = reported(trainer)
-    assert numbers["memfit/captures"] <= 3
+    assert 1 < numbers["memfit/captures"] <= 3
     peaks = [entry["memfit/peak_bytes"] for entry in trainer.state.log_history if "memfit/peak_bytes" in entry]
     assert len(peaks) == 11
     assert max(peaks) <= numbers["memfit/budget_bytes"]
@@ -132,7 +134,11 @@ class OwnLoss(Trainer):
 
 
 @pytest.mark.parametrize(
-    ("kind", "options"), [(Trainer, {"label_smoothing_factor": 0.1}), (OwnLoss, {})], ids=["smoothing", "own loss"]
+    ("kind", "options"),
+    [
+        pytest.param(Trainer, {"label_smoothing_factor": 0.1}, marks=pytest.mark.slow, id="smoothing"),
+        pytest.param(OwnLoss, {}, id="own loss"),
+    ],
 )
 def test_a_loss_outside_the_model_counts(tmp_path: Path, capsys: Any, kind: type[Trainer], options: Any) -> None:
     plain = make_trainer(tmp_path, kind=kind, max_steps=3, **options)
@@ -167,10 +173,9 @@ def test_adapters_on_a_frozen_model_get_gradients_alone(tmp_path: Path, capsys: 
     assert all(torch.equal(loaded.state_dict()[name], value) for name, value in trainer.model.state_dict().items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["plain", "fitted"])
 def test_a_checkpoint_goes_on_with_memfit_and_without(tmp_path: Path, capsys: Any, first: str) -> None:
-    whole = make_trainer(tmp_path / "whole", max_steps=4)
-    whole.train()
     options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant"}
     whole = make_trainer(tmp_path / "whole", max_steps=4, lr_scheduler_type="constant")
     whole.train()

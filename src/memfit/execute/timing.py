@@ -110,6 +110,27 @@ def operation_times(
     return OperationTimes(fresh_us=fresh_us, in_place_us=in_place_us)
 
 
+def own_times(
+    module: fx.GraphModule, graph: Graph, model: nn.Module, sample: Sample, *, steps: int, time_limit_s: float
+) -> Mapping[str, float]:
+    """Microseconds of the model's own operations in the form in which the eager run has them, by name."""
+    step = _Step(module, graph, model, sample)
+    deadline = time.perf_counter() + time_limit_s
+    plain: list[_Times] = []
+    with step.running():
+        while not plain or (len(plain) < steps and time.perf_counter() < deadline):
+            plain.append(step.run())
+    plain, _ = _undisturbed(graph, plain[1:] or plain, [])
+    typical = _typical(graph, plain, [])
+    per_byte_us = sum(typical.values()) / max(1, sum(_bytes(graph, each) for each in graph.operations))
+    return {
+        each.name: typical[each.signature, each.overwrites is not None]
+        if each.signature
+        else per_byte_us * _bytes(graph, each)  # what autograd itself does is not in the captured graph
+        for each in graph.operations
+    }
+
+
 def _undisturbed(graph: Graph, plain: Sequence[_Times], other: Sequence[_Times]) -> tuple[list[_Times], list[_Times]]:
     """See Note [Disturbed steps]."""
     alike = [each.name for each in graph.operations if each.signature and each.may_overwrite is None]
@@ -132,6 +153,7 @@ def _typical(graph: Graph, plain: Sequence[_Times], other: Sequence[_Times]) -> 
         samples[operation.signature, in_place] += [run[operation.name] for run in plain]
         if operation.may_overwrite is not None:
             samples[operation.signature, not in_place] += [run[operation.name] for run in other]
+    samples = defaultdict(list, {form: times for form, times in samples.items() if times})
     for alternative in graph.alternatives:
         in_place = alternative.may_overwrite is not None
         samples[alternative.signature, in_place] += [run[alternative.name] for run in other]

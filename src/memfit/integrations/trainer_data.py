@@ -11,6 +11,7 @@ from memfit.integrations.within import generators_put_back
 from memfit.step.buckets import PAD_VALUES, Buckets
 
 _LOOKED_AT = 20_000  # samples; of more, every so many-th
+_CAPTURE_STEPS = 5  # what a capture takes, in steps of a small model: a bucket must save that
 LENGTHS_OF = "input_ids"
 
 
@@ -79,7 +80,21 @@ def _choose(trainer: Any, lengths: Sequence[int], most: int, size: int, longest:
     known = [length for length in lengths if length > 0]
     beyond = longest[LENGTHS_OF].shape[1]  # what the collator makes of the longest, separators included
     more = beyond - -(-max(known) // multiple) * multiple
-    return Buckets.of([length + max(0, more) for length in known], most=most, batch_size=size, multiple=multiple)
+    return Buckets.of(
+        [length + max(0, more) for length in known],
+        most=most,
+        batch_size=size,
+        multiple=multiple,
+        least_gain=max(0.01, _CAPTURE_STEPS / _steps(trainer, len(lengths), size)),
+    )
+
+
+def _steps(trainer: Any, samples: int, size: int) -> float:
+    """How many batches the trainer will run, about."""
+    accumulated = trainer.args.gradient_accumulation_steps
+    if trainer.args.max_steps > 0:
+        return float(trainer.args.max_steps * accumulated)
+    return max(1.0, float(trainer.args.num_train_epochs) * samples / size)
 
 
 def _places(count: int) -> range:
