@@ -24,6 +24,7 @@ from memfit.cli.torchvision_repair import prepare
 from memfit.measure.peak import held_bytes
 
 STRATEGIES = ("ddp", "ddp with views", "zero1", "fsdp", "planned ddp")
+_STEPS = 5
 _BUDGET = 0.5  # of the activation part
 
 
@@ -72,12 +73,11 @@ def _planned(case: Case, model: nn.Module, batch: Any) -> tuple[int, Any]:
 def measured(case: Case, strategy: str, plan: Any) -> int:
     """The most that lives in a step from the third on: by then optimizer state and the final buckets exist.
 
-    Everything is made under the profiler, so that DDP's buckets are counted as they are allocated. FSDP's buffers are
-    released by threads of gloo at times, which the profiler does not see. There every step starts from what is held,
-    and the least of several steps is taken: a release that is not seen only adds.
+    Buffers are at times released by threads of gloo, which the profiler does not see. So every step starts from
+    what is held, DDP's buckets by its own account, and the least of several steps is taken: a release that is not
+    seen only adds.
     """
     held: list[int] = []
-    steps = 6 if strategy == "fsdp" else 3
 
     def run() -> None:
         torch.manual_seed(dist.get_rank())
@@ -86,23 +86,32 @@ def measured(case: Case, strategy: str, plan: Any) -> int:
         if plan is not None:
             memfit.apply(plan, model)
         trained, optimizer = _divided(model, strategy)
-        for number in range(steps):
+        for number in range(_STEPS):
             if number >= 2:
-                held.append(held_bytes(_local([*model.parameters(), *model.buffers(), batch, optimizer])))
+                own = held_bytes(_local([*model.parameters(), *model.buffers(), batch, optimizer]))
+                held.append(own + _bucket_bytes(trained))
                 _torch.set_mark(f"step {number}")
             optimizer.zero_grad(set_to_none=True)
             loss = case.loss(trained, batch)
             loss.backward()
             optimizer.step()
             del loss
+            if strategy.endswith("views"):
+                optimizer.zero_grad(set_to_none=True)  # they are in the buckets, which are counted
 
     events = _torch.marked_memory_events(run)
     live = list(itertools.accumulate(change for _, change in events))
     starts = [place for place, (label, _) in enumerate(events) if label]
     peaks = [max(live[start:end]) for start, end in itertools.pairwise([*starts, len(live)])]
-    if strategy != "fsdp":
-        return peaks[-1]
     return min(peak - live[start] + own for peak, start, own in zip(peaks, starts, held, strict=True))
+
+
+def _bucket_bytes(model: nn.Module) -> int:
+    if not isinstance(model, DistributedDataParallel):
+        return 0
+    account = model._get_ddp_logging_data()
+    sizes = account.get("rebuilt_bucket_sizes") or account["bucket_sizes"]
+    return sum(int(size) for size in str(sizes).split(","))
 
 
 def _local(holders: list[Any]) -> Iterator[Any]:

@@ -50,7 +50,7 @@ def loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Te
 
 
 def make_batch(number: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's share of a batch."""
+    """One share of a batch, that of the rank at hand."""
     words = torch.randint(vocabulary, (sentences, tokens), generator=torch.Generator().manual_seed(number))
     share = words.chunk(world_size)[rank]
     return share, share.roll(-1, 1)

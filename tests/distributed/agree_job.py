@@ -19,7 +19,7 @@ import memfit
 from memfit import api, distributed
 from memfit.distributed.board import Board
 
-GROUP_TIMEOUT_S = 4.0
+GROUP_TIMEOUT_S = 2.0
 
 
 class Curved(nn.Module):

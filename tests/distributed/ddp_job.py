@@ -56,7 +56,7 @@ def gradients(kind: str, options: dict[str, Any], fitted: str) -> dict[str, torc
 
 
 def stepped(**options: Any) -> dict[str, torch.Tensor]:
-    """Twenty steps of `memfit.Step` over a planned DDP model. The mean is over tokens, of which ranks have unlike many."""
+    """Twenty steps of `memfit.Step` over a planned DDP model; the mean is over tokens, unequally many on the ranks."""
     rank, count = dist.get_rank(), dist.get_world_size()
     model = make_model("words")
     rows = 4 // options.get("micro_batches", 1)
