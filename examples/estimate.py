@@ -17,7 +17,7 @@ from memfit.report.tables import print_estimate
 from memfit.units import format_bytes
 
 prepare()  # torchvision's wheel beside a CPU build of torch
-import torchvision  # noqa: E402
+import torchvision
 
 batch_size = 8
 pixels = 128

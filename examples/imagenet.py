@@ -25,7 +25,7 @@ from memfit import distributed
 from memfit.cli.torchvision_repair import prepare
 
 prepare()  # torchvision's wheel beside a CPU build of torch
-import torchvision  # noqa: E402
+import torchvision
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("data", type=Path)
