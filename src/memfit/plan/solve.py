@@ -35,7 +35,8 @@ _FIRST_STAGES = 12
 _LEAST_GREEDY_S = 5.0  # for a first plan, even if no time is given
 _LEAST_REPAIR_S = 2.0  # for an answer that comes when time is up
 _MOST_ROUNDS = 30
-_CLOSE_ENOUGH = 0.02  # of the bound, plus a tenth of a point of the step's time: then the search ends
+_CLOSE_ENOUGH = 0.02  # of the bound, and on top of it
+_CLOSE_SHARE = 0.002  # of the step's time: with no more than that between plan and bound the search ends
 _LONGEST_SOLVE_S = 1.5
 _ROUND_GAP = 0.03  # of an answer that is cut again anyway
 _LONGEST_FIT_S = 1.0  # an answer that is over the budget here and there
@@ -399,8 +400,8 @@ class _Search:
         if self._best is None:
             return False
         least_us = min(0.0, self._least_us())  # what is shed comes on top of this
-        allowed_us = self._bound_us + _CLOSE_ENOUGH * (self._bound_us - least_us) + 0.001 * self._problem.own_time_us
-        return self._any_will_do or self._best.extra_us <= allowed_us
+        gap_us = _CLOSE_ENOUGH * (self._bound_us - least_us) + _CLOSE_SHARE * self._problem.own_time_us
+        return self._any_will_do or self._best.extra_us <= self._bound_us + gap_us
 
     def _share(self, extra_us: float) -> float:
         return extra_us / max(self._problem.own_time_us, 1e-9)
