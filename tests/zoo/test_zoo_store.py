@@ -22,7 +22,8 @@ def test_every_listed_plan_opens_and_is_what_the_list_says():
 
 def test_every_file_is_listed_and_every_case_has_plans():
     files = {each.name for each in store.own_folder().iterdir() if each.name.endswith(".gz")}
-    assert files == {f"{each.name}.json.gz" for each in zoo.entries()}
+    sizes = {f"{each.step_name}.sizes.json.gz" for each in zoo.entries() if each.device == "cpu"}
+    assert files == {f"{each.name}.json.gz" for each in zoo.entries()} | sizes
     listed = {(each.model, each.batch_size, each.device) for each in zoo.entries()}
     assert listed == {(case.name, case.batch_size, device) for case in CASES for device in case.devices}
 

@@ -1,4 +1,6 @@
 import dataclasses
+import gzip
+import shutil
 import time
 
 import pytest
@@ -22,8 +24,7 @@ def without_weights(entry):
 
 
 def verdicts(folder, entries, make=without_weights):
-    by_name = {each.name: each for each in entries}
-    return list(zoo.verify(entries, make, open_one=lambda name: store.read_plan(folder, by_name[name])))
+    return list(zoo.verify(entries, make, folder=folder))
 
 
 def test_plans_are_built_for_every_device_and_only_once(small_zoo):
@@ -32,7 +33,7 @@ def test_plans_are_built_for_every_device_and_only_once(small_zoo):
     entries = store.read_index(folder)
     assert {each.device for each in entries} == {"cpu", "T4"}
     assert {each.times_measured for each in entries if each.device == "T4"} == {False}
-    assert len(list(folder.glob("*.gz"))) == len(entries) >= 4
+    assert len(list(folder.glob("*.gz"))) == len(entries) + 1 >= 5  # and the sizes of the step on the CPU
     assert built(case, folder) == []
     assert store.read_index(folder) == entries
 
@@ -57,9 +58,7 @@ def test_stored_plans_hold_and_plans_of_one_step_share_a_capture(small_zoo):
     assert [each.reason for each in found] == [""] * len(entries)
     assert sorted(captured) == ["T4", "cpu"]
     by_name = {each.name: each for each in entries}
-    on_device = [each for each in found if by_name[each.name].device == "T4"]
-    assert on_device
-    assert all(each.peak_bytes == by_name[each.name].peak_bytes for each in on_device)
+    assert all(each.peak_bytes == by_name[each.name].peak_bytes for each in found)
 
 
 def test_a_plan_with_another_peak_does_not_hold(small_zoo):
@@ -95,6 +94,25 @@ def test_a_model_that_cannot_be_built_fails_all_plans_of_its_step_once(small_zoo
     assert len(found) == len(entries) > 1
     assert all("there is no module" in each.reason for each in found)
     assert len(tried) == 1
+
+
+def test_sizes_that_are_missing_are_made_again(small_zoo, tmp_path):
+    case, folder, _ = small_zoo
+    shutil.copytree(folder, tmp_path / "plans")
+    (sizes,) = (tmp_path / "plans").glob("*.sizes.json.gz")
+    before = sizes.read_bytes()
+    sizes.unlink()
+    assert built(case, tmp_path / "plans") == ["sizes of net x512 on cpu"]
+    assert sizes.read_bytes() == before
+
+
+def test_damaged_sizes_are_refused(small_zoo, tmp_path):
+    _, folder, _ = small_zoo
+    shutil.copytree(folder, tmp_path / "plans")
+    (sizes,) = (tmp_path / "plans").glob("*.sizes.json.gz")
+    sizes.write_bytes(gzip.compress(b'{"format": "memfit.zoo.sizes", "version": 2}'))
+    entries = [each for each in store.read_index(folder) if each.device == "cpu"]
+    assert all("damaged sizes" in each.reason for each in verdicts(tmp_path / "plans", entries))
 
 
 @pytest.mark.slow

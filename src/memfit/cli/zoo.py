@@ -169,7 +169,7 @@ def build_plans(
             seed=seed,
             again=again,
             shown=shown,
-            report=lambda text: shown.note(f"planned {text}"),
+            report=lambda text: shown.note(f"stored: {text}"),
         )
 
 

@@ -8,11 +8,13 @@ from memfit import api
 from memfit.cli.options import FloatType
 from memfit.cli.progress import Display
 from memfit.cli.subject import Subject
+from memfit.pipeline import Recipe, prepare, traced_for
 from memfit.plan.frontier import Frontier
 from memfit.plan.plan import Plan
 from memfit.zoo import store
-from memfit.zoo.catalog import FRACTIONS, Case, plan_name
+from memfit.zoo.catalog import FRACTIONS, Case, plan_name, step_name
 from memfit.zoo.entry import Entry
+from memfit.zoo.sizes import Sizes
 
 _SAME_SHARE = 0.005
 
@@ -23,6 +25,10 @@ class Place:
 
     case: Case
     device: str
+
+    @property
+    def is_here(self) -> bool:
+        return self.device == "cpu"
 
     def __str__(self) -> str:
         return f"{self.case.name} x{self.case.batch_size} on {self.device}"
@@ -42,12 +48,21 @@ def build(
     listed = {each.name: each for each in store.read_index(folder)}
     places = [Place(case, device) for case in cases for device in case.devices]
     for number, place in enumerate(places, start=1):
-        if not again and any(name.startswith(plan_name(place.case, place.device, 0.0)[:-4]) for name in listed):
+        name_of_step = step_name(place.case, place.device)
+        has_sizes = not place.is_here or store.has_sizes(folder, name_of_step)
+        has_plans = any(each.step_name == name_of_step for each in listed.values())
+        if has_plans and has_sizes and not again:
             continue
         shown.doing(f"{number}/{len(places)}: {place}")
+        if has_plans and not again:
+            store.write_sizes(folder, name_of_step, _sizes(place, shown))
+            report(f"sizes of {place}")
+            continue
         for name, plan in _named_plans(place, _curve(place, time_limit_s, seed, shown)):
             store.write_plan(folder, name, plan)
             listed[name] = Entry.of(name, place.case, plan)
+        if place.is_here:
+            store.write_sizes(folder, name_of_step, _sizes(place, shown))
         store.write_index(folder, list(listed.values()))
         report(str(place))
 
@@ -59,19 +74,28 @@ def subject_of(case: Case | Entry) -> Subject:
 
 
 def _curve(place: Place, time_limit_s: float, seed: int, shown: Display) -> Frontier:
-    case, is_here = place.case, place.device == "cpu"
+    case = place.case
     subject = subject_of(case)
-    model, sample = subject.with_weights(seed) if is_here else subject.without_weights()
+    model, sample = subject.with_weights(seed) if place.is_here else subject.without_weights()
     return api.frontier(
         model,
         sample,
         fractions=FRACTIONS,
         optimizer=case.optimizer,
         outputs=case.outputs,
-        device=None if is_here else place.device,
+        device=None if place.is_here else place.device,
         time_limit=time_limit_s * (len(FRACTIONS) + 1),
         progress=shown.measured,
     )
+
+
+def _sizes(place: Place, shown: Display) -> Sizes:
+    """What was measured for the plans: it is remembered on disk, so that this measures nothing anew."""
+    case = place.case
+    recipe = Recipe(budget="smallest", optimizer=case.optimizer, outputs=case.outputs, progress=shown.measured)
+    model, sample = subject_of(case).without_weights()
+    with traced_for(model, sample, recipe) as joint:
+        return Sizes.of(prepare(model, joint, sample, recipe, timed=False))
 
 
 def _named_plans(place: Place, curve: Frontier) -> Iterator[tuple[str, Plan]]:

@@ -81,6 +81,15 @@ CASES = (
 )
 
 
+def step_name(case: Case, device: str) -> str:
+    """What plans of one case on one device have in common in their names.
+
+    >>> step_name(CASES[0], "cpu")
+    'resnet50-x16-cpu'
+    """
+    return f"{case.name}-x{case.batch_size}-{device.lower()}"
+
+
 def plan_name(case: Case, device: str, share: float | None) -> str:
     """The name of a plan: the model, the batch, the device, and the share of the activation part.
 
@@ -88,4 +97,4 @@ def plan_name(case: Case, device: str, share: float | None) -> str:
     ('resnet50-x16-cpu-0.50', 'resnet50-x16-a100-40gb-smallest')
     """
     ending = "smallest" if share is None else f"{share:.2f}"
-    return f"{case.name}-x{case.batch_size}-{device.lower()}-{ending}"
+    return f"{step_name(case, device)}-{ending}"

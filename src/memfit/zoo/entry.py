@@ -62,6 +62,11 @@ class Entry:
         return 1 - self.peak_bytes / self.unplanned_peak_bytes
 
     @property
+    def step_name(self) -> str:
+        """The name without the share: "resnet50-x184-t4"."""
+        return self.name.rpartition("-")[0]
+
+    @property
     def step(self) -> tuple[Any, ...]:
         """What plans of one captured step have in common."""
         is_here = self.device == "cpu"

@@ -10,6 +10,7 @@ import functools
 import gzip
 import importlib.resources
 import json
+import zlib
 from collections.abc import Iterable, Sequence
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -23,10 +24,12 @@ from memfit.plan.plan import Plan
 from memfit.spelling import suggestion
 from memfit.units import format_bytes
 from memfit.zoo.entry import Entry
+from memfit.zoo.sizes import Sizes
 
 FORMAT = "memfit.zoo"
 VERSION = 1
 INDEX = "index.json"
+_PLAN, _SIZES = ".json.gz", ".sizes.json.gz"
 
 
 def own_folder() -> Traversable:
@@ -120,24 +123,42 @@ def read_index(folder: Traversable) -> tuple[Entry, ...]:
 
 def read_plan(folder: Traversable, entry: Entry) -> Plan:
     """Open the plan of an entry; a damaged one is refused."""
-    try:
-        text = gzip.decompress((folder / _file_name(entry.name)).read_bytes()).decode("utf-8")
-    except (OSError, EOFError, ValueError) as error:
-        raise InvalidFile(f"the zoo's plan {entry.name} cannot be read: {first_line(error)}; install again") from None
-    return Plan.from_json(text)
+    return Plan.from_json(_read(folder / f"{entry.name}{_PLAN}"))
+
+
+def read_sizes(folder: Traversable, entry: Entry) -> Sizes:
+    """What was measured of the step of an entry."""
+    return Sizes.from_json(_read(folder / f"{entry.step_name}{_SIZES}"))
+
+
+def has_sizes(folder: Traversable, step_name: str) -> bool:
+    """Whether what was measured of a step is stored."""
+    return (folder / f"{step_name}{_SIZES}").is_file()
 
 
 def write_plan(folder: Path, name: str, plan: Plan) -> None:
     """Store a plan; the same plan gives the same bytes."""
-    with atomic_file(folder / _file_name(name)) as file:
-        file.write(gzip.compress(plan.to_json().encode("utf-8"), mtime=0))
+    _write(folder / f"{name}{_PLAN}", plan.to_json())
+
+
+def write_sizes(folder: Path, step_name: str, sizes: Sizes) -> None:
+    """Store what was measured of a step."""
+    _write(folder / f"{step_name}{_SIZES}", sizes.to_json())
+
+
+def _read(file: Traversable) -> str:
+    try:
+        return gzip.decompress(file.read_bytes()).decode("utf-8")
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise InvalidFile(f"the zoo's {file.name} cannot be read: {first_line(error)}; install again") from None
+
+
+def _write(path: Path, text: str) -> None:
+    with atomic_file(path) as file:
+        file.write(gzip.compress(text.encode("utf-8"), mtime=0))
 
 
 def write_index(folder: Path, listed: Sequence[Entry]) -> None:
     """Write the list of plans."""
     content = {"format": FORMAT, "version": VERSION, "plans": [dataclasses.asdict(each) for each in listed]}
     write_atomically(folder / INDEX, json.dumps(content, indent=1) + "\n")
-
-
-def _file_name(name: str) -> str:
-    return f"{name}.json.gz"
