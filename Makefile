@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check bench frontier multilevel families clean
+.PHONY: demo test check docs bench frontier multilevel families clean
 
 demo: $(READY)  ## ResNet-50 in half of its activation memory: planned, proven, measured, trained
 	$(BIN)/python examples/fit.py
@@ -15,6 +15,9 @@ check: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(READY)  ## the pages of docs/ as a site in site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet  # without the theme's word about its successor
 
 bench: $(READY)  ## the standard cases: estimated against measured, captured against eager
 	$(BIN)/python -m benchmarks.accuracy
@@ -30,7 +33,7 @@ families: $(READY)  ## a matrix of real architectures: captured, equal to eager,
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[models,families,transformers,lightning,accelerate,low-bit,plots,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[models,families,transformers,lightning,accelerate,low-bit,plots,docs,dev]"
 	touch $(READY)
 
 clean:
