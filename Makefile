@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check bench frontier multilevel families zoo transformer clean
+.PHONY: demo test check docs bench frontier multilevel families zoo transformer clean
 
 demo: $(READY)  ## ResNet-50 and GPT-2 in half of their activation memory, beside eager; about a minute
 	$(BIN)/memfit demo --force
@@ -15,6 +15,9 @@ check: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(READY)  ## the pages of docs/ as a site in site/; a warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet  # without the theme's word about its successor
 
 bench: $(READY)  ## the standard cases: estimated against measured, captured against eager
 	$(BIN)/python -m benchmarks.accuracy
@@ -36,7 +39,7 @@ transformer: $(READY)  ## a language model with checkpointing by hand and planne
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[models,families,transformers,lightning,accelerate,low-bit,plots,dev]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[models,families,transformers,lightning,accelerate,low-bit,plots,docs,dev]"
 	touch $(READY)
 
 clean:
