@@ -118,7 +118,8 @@ def _local(holders: list[Any]) -> Iterator[Any]:
     """Tensors of this rank alone, gradients of parameters included."""
     for holder in holders:
         if isinstance(holder, torch.optim.Optimizer):
-            yield from _local([value for state in holder.state.values() for value in state.values()])
+            own = getattr(holder, "optim", holder)  # of ZeroRedundancyOptimizer: this rank's share
+            yield from _local([value for state in own.state.values() for value in state.values()])
             continue
         gradient = holder.grad if isinstance(holder, nn.Parameter) else None
         for each in (holder, gradient):

@@ -17,7 +17,7 @@ import memfit
 from memfit import distributed
 from memfit.units import format_bytes
 
-vocabulary, width, tokens, sentences = 500, 128, 32, 16  # sentences of all ranks together
+vocabulary, width, tokens, sentences = 500, 128, 64, 64  # sentences of all ranks together
 several = "RANK" in os.environ  # torchrun says so
 if several:
     dist.init_process_group("gloo")  # "nccl" on GPUs

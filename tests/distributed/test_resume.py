@@ -23,7 +23,7 @@ def test_a_killed_rank_ends_the_others_and_the_run_goes_on_exactly(tmp_path: Pat
 
     processes = started("killed_job.py", broken, 8, 5)
     try:
-        processes[1].wait(timeout=60)
+        processes[1].communicate(timeout=60)
         killed_s = time.monotonic()
         _, errors = processes[0].communicate(timeout=60)
         waited_s = time.monotonic() - killed_s
