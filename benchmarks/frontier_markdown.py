@@ -1,7 +1,7 @@
 """The figures of the frontier as tables for the documentation, one a model.
 
-    python -m benchmarks.frontier_markdown                 # prints them
-    python -m benchmarks.frontier_markdown docs/frontier.md  # puts them between the marks of that page
+python -m benchmarks.frontier_markdown                 # prints them
+python -m benchmarks.frontier_markdown docs/frontier.md  # puts them between the marks of that page
 """
 
 import sys

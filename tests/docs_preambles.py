@@ -200,7 +200,12 @@ class Tools(Given):
         from transformers import TrainingArguments
 
         return TrainingArguments(
-            output_dir="run", max_steps=2, per_device_train_batch_size=8, report_to="none", use_cpu=True, disable_tqdm=True
+            output_dir="run",
+            max_steps=2,
+            per_device_train_batch_size=8,
+            report_to="none",
+            use_cpu=True,
+            disable_tqdm=True,
         )
 
     @property
@@ -251,9 +256,7 @@ class Readme(Given):
     @property
     def trainer(self) -> Any:
         tools = self._tools
-        return tools.Trainer(
-            model=tools.model, args=tools.args, train_dataset=tools.data, data_collator=tools.collator
-        )
+        return tools.Trainer(model=tools.model, args=tools.args, train_dataset=tools.data, data_collator=tools.collator)
 
     @property
     def L(self) -> Any:  # noqa: N802  (the page's name)
@@ -273,9 +276,7 @@ class Readme(Given):
     def reweight(self) -> Any:
         levels = self._levels
         config = memfit.multilevel.Config(type="darts")
-        return Reweight(
-            "reweight", config, levels.weigher, levels.weigher_optimizer, None, levels.balanced_loader
-        )
+        return Reweight("reweight", config, levels.weigher, levels.weigher_optimizer, None, levels.balanced_loader)
 
     @functools.cached_property
     def classifier(self) -> Any:
