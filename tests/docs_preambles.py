@@ -199,14 +199,8 @@ class Tools(Given):
     def args(self) -> Any:
         from transformers import TrainingArguments
 
-        return TrainingArguments(
-            output_dir="run",
-            max_steps=2,
-            per_device_train_batch_size=8,
-            report_to="none",
-            use_cpu=True,
-            disable_tqdm=True,
-        )
+        quiet = {"report_to": "none", "disable_tqdm": True}
+        return TrainingArguments(output_dir="run", max_steps=2, per_device_train_batch_size=8, use_cpu=True, **quiet)
 
     @property
     def L(self) -> Any:  # noqa: N802  (the page's name)

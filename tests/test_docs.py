@@ -1,5 +1,6 @@
 """Every Python block of README.md and docs/*.md is run, the blocks of a page in order."""
 
+import ast
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -34,11 +35,12 @@ class CodeBlock:
 
     def run(self, namespace: dict[str, object], given: Given) -> None:
         """With line numbers of the page, so that a traceback points there."""
-        compiled = compile("\n" * (self.line - 1) + self.code, str(self.page), "exec")
-        for name in compiled.co_names:
-            if name not in namespace and hasattr(type(given), name):
+        tree = ast.parse("\n" * (self.line - 1) + self.code)
+        mentioned = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        for name in sorted(mentioned - {*namespace}):
+            if hasattr(type(given), name):
                 namespace[name] = getattr(given, name)
-        exec(compiled, namespace)
+        exec(compile(tree, str(self.page), "exec"), namespace)
 
 
 def blocks_of(page: Path) -> list[CodeBlock]:
