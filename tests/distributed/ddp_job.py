@@ -22,6 +22,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "unused static": ("unused", {"static_graph": True}),
     "small buckets": ("words", {"bucket_cap_mb": 0.002}),
 }
+FITTED_AFTER = ("images", "views")
 STEPS = 3
 
 
@@ -117,7 +118,7 @@ def main(folder: Path) -> None:
     dist.init_process_group("gloo")
     found: dict[str, torch.Tensor] = {}
     for name, (kind, options) in SETTINGS.items():
-        for fitted in ("never", "before", "after") if name in ("images", "views") else ("never", "before"):
+        for fitted in ("never", "before", "after") if name in FITTED_AFTER else ("never", "before"):
             found |= {f"{name}/{fitted}/{key}": each for key, each in gradients(kind, options, fitted).items()}
     for name, options in STEP_OPTIONS.items():
         found |= {f"step {name}/{key}": each.clone() for key, each in stepped(**options).items()}

@@ -1,10 +1,11 @@
 """A planned model inside DDP against the eager one inside DDP, and against one process with the whole batch."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
-from ddp_job import SETTINGS, STEP_OPTIONS, mean_over_tokens, whole_batch
+from ddp_job import FITTED_AFTER, SETTINGS, STEP_OPTIONS, mean_over_tokens, whole_batch
 from ddp_models import make_model
 from launching import run
 from safetensors.torch import load_file
@@ -13,16 +14,16 @@ import memfit
 from memfit.tensors import same_bits
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ddp")
-    run("ddp_job.py", folder)
+    run("ddp_job.py", folder, world_size=request.param)
     return folder
 
 
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> list[dict[str, torch.Tensor]]:
-    return [load_file(folder / f"rank{rank}.safetensors") for rank in range(2)]
+    return [load_file(path) for path in sorted(folder.glob("rank*.safetensors"))]
 
 
 def part(found: dict[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
@@ -34,20 +35,31 @@ def test_gradients_and_buffers_equal_eager_ddp_bit_for_bit(setting: str, ranks: 
     for found in ranks:
         eager = part(found, f"{setting}/never/")
         assert len(eager) > 20
-        for fitted in ("before", "after"):
+        for fitted in ("before", "after") if setting in FITTED_AFTER else ("before",):
             planned = part(found, f"{setting}/{fitted}/")
-            if fitted == "after" and not planned:
-                continue
             assert planned.keys() == eager.keys()
-            assert all(same_bits(planned[name], eager[name]) for name in eager)
+            for name in eager:
+                if same_sums(setting, name, len(ranks)):
+                    assert same_bits(planned[name], eager[name]), name
+                assert torch.allclose(planned[name], eager[name], rtol=1e-5, atol=1e-7), name
+
+
+def same_sums(setting: str, name: str, world_size: int) -> bool:
+    """Whether numbers of ranks are added in the same order.
+
+    After the first step DDP cuts its buckets anew, in the order in which gradients came, and in what order gloo adds the
+    numbers of more than two ranks depends on the place in a bucket. With unused parameters buckets stay.
+    """
+    return world_size == 2 or setting == "unused" or name.startswith(("0.", "buffer."))
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_gradients_are_those_of_all_ranks(setting: str, ranks: list[dict[str, torch.Tensor]]) -> None:
-    first, second = (part(found, f"{setting}/before/") for found in ranks)
+    first, *others = (part(found, f"{setting}/before/") for found in ranks)
     names = [name for name in first if not name.startswith("buffer.")]
     assert names
-    assert all(same_bits(first[name], second[name]) for name in names)
+    assert others
+    assert all(same_bits(first[name], other[name]) for name in names for other in others)
 
 
 def test_what_is_not_used_gets_no_gradient(ranks: list[dict[str, torch.Tensor]]) -> None:
@@ -66,12 +78,22 @@ def test_twenty_steps_equal_one_process_with_the_whole_batch(
     for number in range(20):
         step(whole_batch(number))
     step.flush()
-    first, second = (part(found, f"step {options}/") for found in ranks)
+    first, *others = (part(found, f"step {options}/") for found in ranks)
     for name, value in model.state_dict().items():
-        assert same_bits(first[name], second[name])
+        assert all(same_bits(first[name], other[name]) for other in others)
         assert float((first[name] - value).abs().max()) <= 1e-6
 
 
 def test_all_ranks_stop_at_a_loss_that_is_not_finite_on_one(folder: Path) -> None:
-    assert "is not finite on 1 of 2 ranks" in (folder / "rank0.txt").read_text()
+    assert "is not finite on 1 of " in (folder / "rank0.txt").read_text()
     assert "the loss of step 1 is" in (folder / "rank1.txt").read_text()
+
+
+@pytest.mark.slow
+def test_resnet50_and_gpt2_equal_eager_ddp_bit_for_bit(tmp_path: Path) -> None:
+    run("standard_job.py", tmp_path, timeout_s=480)
+    for path in tmp_path.glob("rank*.json"):
+        for name, found in json.loads(path.read_text()).items():
+            assert found["compared"] > 50
+            assert not found["different"], name
+            assert found["peak"] < 1
