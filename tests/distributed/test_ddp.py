@@ -47,8 +47,8 @@ def test_gradients_and_buffers_equal_eager_ddp_bit_for_bit(setting: str, ranks: 
 def same_sums(setting: str, name: str, world_size: int) -> bool:
     """Whether numbers of ranks are added in the same order.
 
-    After the first step DDP cuts its buckets anew, in the order in which gradients came, and in what order gloo adds the
-    numbers of more than two ranks depends on the place in a bucket. With unused parameters buckets stay.
+    After the first step DDP cuts its buckets anew, in the order in which gradients came, and in what order gloo adds
+    the numbers of more than two ranks depends on the place in a bucket. With unused parameters buckets stay.
     """
     return world_size == 2 or setting == "unused" or name.startswith(("0.", "buffer."))
 
