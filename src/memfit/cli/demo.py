@@ -52,7 +52,7 @@ def demo(
         ),
     ] = None,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Training steps, each planned and eager.")] = 3,
-    time_limit: options.TimeLimit = 6.0,
+    time_limit: options.TimeLimit = 4.0,
     seed: options.Seed = 0,
     force: options.Force = False,
 ) -> None:

@@ -7,7 +7,6 @@ import logging
 import statistics
 import time
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -125,12 +124,12 @@ def run_case(case: DemoCase, *, steps: int, time_limit_s: float, seed: int, show
     )
     shown.doing(f"{case.name}: applying the plan")
     twins = {"eager": copy.deepcopy(model), "planned": api.apply(plan, model, sample)}
-    shown.doing(f"{case.name}: measuring peaks")
-    peaks = {name: _peak_bytes(case, twin, batch, seed) for name, twin in twins.items()}
     training = _Training(case, twins, batch, seed)
     for step in range(steps):
         training.step(step)
         shown.ran(step + 1, steps)
+    shown.doing(f"{case.name}: measuring peaks")
+    peaks = {name: _peak_bytes(case, twin, batch, seed) for name, twin in twins.items()}
     return Result(
         case=case,
         estimate=estimate,
@@ -188,16 +187,9 @@ def _step(case: DemoCase, model: nn.Module, batch: Mapping[str, torch.Tensor], s
 
 
 def _peak_bytes(case: DemoCase, model: nn.Module, batch: Mapping[str, torch.Tensor], seed: int) -> int:
-    """Of forward and backward; buffers are put back, so that measuring is no training."""
-    buffers: list[tuple[torch.Tensor, Any]] = [(each, each.detach().clone()) for each in model.buffers()]
-    _step(case, model, batch, seed)  # the first step of a process allocates what later ones do not
-    model.zero_grad(set_to_none=True)
-    measured = measure_peak(lambda: _step(case, model, batch, seed), resident=[model, dict(batch)])
-    model.zero_grad(set_to_none=True)
-    with torch.no_grad():
-        for buffer, before in buffers:
-            buffer.copy_(before)
-    return measured.peak_bytes
+    """Of forward and backward."""
+    model.zero_grad(set_to_none=True)  # the profiler does not see the release of what was there before
+    return measure_peak(lambda: _step(case, model, batch, seed), resident=[model, dict(batch)]).peak_bytes
 
 
 def _equal_gradients(one: nn.Module, other: nn.Module) -> bool:
