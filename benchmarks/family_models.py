@@ -130,7 +130,9 @@ def _both_ways() -> list[Family]:
         _transformers(
             "T5", "T5ForConditionalGeneration", "T5Config", _causal, **t5, decoder_start_token_id=0, pad_token_id=0
         ),
-        _transformers("BART", "BartForConditionalGeneration", "BartConfig", _causal, **bart, max_position_embeddings=128),
+        _transformers(
+            "BART", "BartForConditionalGeneration", "BartConfig", _causal, **bart, max_position_embeddings=128
+        ),
         _transformers(
             "Whisper", "WhisperForConditionalGeneration", "WhisperConfig", heard, **bart,
             max_source_positions=64, max_target_positions=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,

@@ -3,6 +3,8 @@
 python examples/accelerate_fit.py
 """
 
+import itertools
+
 import torch
 from accelerate import Accelerator
 from torch import nn
@@ -18,7 +20,7 @@ def make_model():
     widths = (3, 16, 32, 32)
     blocks = [
         nn.Sequential(nn.Conv2d(given, made, 3, padding=1), nn.BatchNorm2d(made), nn.ReLU(), nn.MaxPool2d(2))
-        for given, made in zip(widths, widths[1:], strict=False)
+        for given, made in itertools.pairwise(widths)
     ]
     return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(32 * 16, 10))
 
