@@ -85,9 +85,8 @@ def table(results: dict[str, FamilyResult]) -> str:
         "# Model families",
         "",
         "Written by `make families` (`benchmarks/families.py`): real architectures at tiny configurations, with random",
-        "weights, on one thread of a CPU. Each is captured, planned for half of its activation part (or, where there is"
-        " no",
-        "such plan, for the smallest there is), compared with the eager step (loss or outputs, gradients, buffers,",
+        "weights, on one thread of a CPU. Each is captured, planned for half of its activation part (or, where there is",
+        "no such plan, for the smallest there is), compared with the eager step (loss or outputs, gradients, buffers,",
         "generators), and measured. Steps take milliseconds here, so the time is what it costs at its worst.",
         "",
         f"{len(rows)} families: {len(whole)} captured whole, {len(regions)} by regions, {len(refused)} refused, "
@@ -129,10 +128,7 @@ def main() -> None:
             results[family.name] = run(family.name, family.library)
             save(results)
             found = results[family.name]
-            print(
-                f"{found.name}: {found.captured}, exact {found.exact}, {found.seconds} s "
-                f"{_sentence(found.reason)[:150]}"
-            )
+            print(f"{found.name}: {found.captured}, exact {found.exact}, {found.seconds} s {found.reason[:150]}")
     write_atomically(TABLE, table(results))
     unsound = [name for name, result in results.items() if not is_sound(result)]
     print(f"{len(results) - len(unsound)} of {len(results)} sound; not: {', '.join(unsound) or 'none'}")

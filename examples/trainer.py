@@ -8,17 +8,17 @@ import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded
 
-import torch
-from torch.utils.data import Dataset
+import torch  # noqa: E402
+from torch.utils.data import Dataset  # noqa: E402
 
-from memfit.cli.torchvision_repair import prepare
+from memfit.cli.torchvision_repair import prepare  # noqa: E402
 
 prepare()  # torchvision beside a CPU build of torch
 
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments  # noqa: E402
 
-import memfit
-from memfit.units import format_bytes
+import memfit  # noqa: E402
+from memfit.units import format_bytes  # noqa: E402
 
 vocabulary = 200
 
