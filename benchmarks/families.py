@@ -33,7 +33,11 @@ def run(name: str, library: str) -> FamilyResult:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
         return FamilyResult(
-            name=name, library=library, captured=CRASHED, reason=f"not done after {_TIME_LIMIT_S} s", seconds=_TIME_LIMIT_S
+            name=name,
+            library=library,
+            captured=CRASHED,
+            reason=f"not done after {_TIME_LIMIT_S} s",
+            seconds=_TIME_LIMIT_S,
         )
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
@@ -124,7 +128,9 @@ def main() -> None:
             results[family.name] = run(family.name, family.library)
             save(results)
             found = results[family.name]
-            print(f"{found.name}: {found.captured}, exact {found.exact}, {found.seconds} s {_sentence(found.reason)[:150]}")
+            print(
+                f"{found.name}: {found.captured}, exact {found.exact}, {found.seconds} s {_sentence(found.reason)[:150]}"
+            )
     write_atomically(TABLE, table(results))
     unsound = [name for name, result in results.items() if not is_sound(result)]
     print(f"{len(results) - len(unsound)} of {len(results)} sound; not: {', '.join(unsound) or 'none'}")

@@ -91,7 +91,10 @@ def _language_models() -> list[Family]:
         _transformers(
             "Bloom", "BloomForCausalLM", "BloomConfig", _causal, vocab_size=_WORDS, hidden_size=64, n_layer=2, n_head=4
         ),
-        *(_transformers(name, f"{kind}ForCausalLM", f"{kind}Config", _causal, **options) for name, kind, options in named),
+        *(
+            _transformers(name, f"{kind}ForCausalLM", f"{kind}Config", _causal, **options)
+            for name, kind, options in named
+        ),
     ]
 
 

@@ -78,9 +78,7 @@ class Folder(Dataset[tuple[torch.Tensor, int]]):
         image = image.resize((round(scale * image.width), round(scale * image.height)))
         own = torch.Generator().manual_seed(self.epoch * len(self) + number)
         places = torch.rand(2, generator=own).tolist() if self.training else (0.5, 0.5)
-        left, top = (
-            int(place * (size - arguments.pixels + 1)) for place, size in zip(places, image.size, strict=True)
-        )
+        left, top = (int(place * (size - arguments.pixels + 1)) for place, size in zip(places, image.size, strict=True))
         image = image.crop((left, top, left + arguments.pixels, top + arguments.pixels))
         pixels = torch.from_numpy(numpy.array(image)).permute(2, 0, 1).float().div_(255)
         if self.training and torch.rand((), generator=own) < 0.5:

@@ -31,7 +31,9 @@ class Sentences(Dataset):
 
     def __getitem__(self, number):
         own = torch.Generator().manual_seed(number)
-        length, start = (int(torch.randint(low, high, (1,), generator=own)) for low, high in ((16, 97), (1, vocabulary)))
+        length, start = (
+            int(torch.randint(low, high, (1,), generator=own)) for low, high in ((16, 97), (1, vocabulary))
+        )
         return {"input_ids": (start + 7 * torch.arange(length)) % (vocabulary - 1) + 1}
 
 
