@@ -8,10 +8,10 @@ import tempfile
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded
 
-import torch  # noqa: E402
-from torch.utils.data import Dataset  # noqa: E402
+import torch
+from torch.utils.data import Dataset
 
-from memfit.cli.torchvision_repair import prepare  # noqa: E402
+from memfit.cli.torchvision_repair import prepare
 
 prepare()  # torchvision beside a CPU build of torch
 
