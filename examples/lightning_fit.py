@@ -15,10 +15,10 @@ from memfit.cli.torchvision_repair import prepare
 
 prepare()  # torchvision beside a CPU build of torch
 
-import lightning as L  # noqa: E402
+import lightning as L
 
-from memfit.integrations.lightning import MemfitCallback  # noqa: E402
-from memfit.units import format_bytes  # noqa: E402
+from memfit.integrations.lightning import MemfitCallback
+from memfit.units import format_bytes
 
 warnings.filterwarnings("ignore", message=".*does not have many workers.*")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)

@@ -15,10 +15,10 @@ from memfit.cli.torchvision_repair import prepare
 
 prepare()  # torchvision beside a CPU build of torch
 
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments  # noqa: E402
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-import memfit  # noqa: E402
-from memfit.units import format_bytes  # noqa: E402
+import memfit
+from memfit.units import format_bytes
 
 vocabulary = 200
 
