@@ -86,8 +86,8 @@ def table(results: dict[str, FamilyResult]) -> str:
         "",
         "Written by `make families` (`benchmarks/families.py`): real architectures at tiny configurations, with random",
         "weights, on one thread of a CPU. Each is captured, planned for half of its activation part (or, where there",
-        "is no such plan, for the smallest there is), compared with the eager step (loss or outputs, gradients, buffers,",
-        "generators), and measured. Steps take milliseconds here, so the time is what it costs at its worst.",
+        "is no such plan, for the smallest there is), compared with the eager step (loss or outputs, gradients,",
+        "buffers, generators), and measured. Steps take milliseconds here, so the time is what it costs at its worst.",
         "",
         f"{len(rows)} families: {len(whole)} captured whole, {len(regions)} by regions, {len(refused)} refused, "
         f"{len(crashed)} crashed. {len(exact)} equal bit for bit; different beyond {_TOLERANCE:g}: {len(silent)}.",
