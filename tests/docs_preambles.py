@@ -248,6 +248,14 @@ class Readme(Given):
         fully_shard(module)
 
     @property
+    def DistributedDataParallel(self) -> Any:  # noqa: N802  (the page's name)
+        from torch.nn.parallel import DistributedDataParallel
+
+        if not dist.is_initialized():
+            OneRank()
+        return DistributedDataParallel
+
+    @property
     def trainer(self) -> Any:
         tools = self._tools
         return tools.Trainer(model=tools.model, args=tools.args, train_dataset=tools.data, data_collator=tools.collator)
@@ -289,6 +297,7 @@ class Zoo(Given):
 
 PREAMBLES: dict[str, type[Given]] = {
     "README.md": Readme,
+    "distributed.md": OneRank,
     "fsdp.md": OneRank,
     "integrations.md": Tools,
     "multilevel.md": Levels,

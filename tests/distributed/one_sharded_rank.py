@@ -128,7 +128,7 @@ def case_gpt2(folder: Path, big: bool) -> Found:
         return sharded(model, list(model.transformer.h))
 
     tokens = rank_part(words(big))
-    return compared(make, {"input_ids": tokens, "labels": tokens}, 20.0 if big else 1.0)
+    return compared(make, {"input_ids": tokens, "labels": tokens}, 20.0 if big else 6.0)
 
 
 def case_resnet(folder: Path, big: bool) -> Found:

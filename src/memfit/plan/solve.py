@@ -41,10 +41,11 @@ _LONGEST_SOLVE_S = 1.5
 _ROUND_GAP = 0.03  # of an answer that is cut again anyway
 _LONGEST_FIT_S = 1.0  # an answer that is over the budget here and there
 _IMPROVING_SHARE = 0.25  # of the time: for windows of the best plan
-_SMALL_PROGRAM = 600  # stages times ways: below, no horizon is needed
+_SMALL_PROGRAM = 1200  # stages times ways: below, no horizon is needed
 _CLOSE_TO_SMALLEST = 0.015  # of the room above the floor: then no smaller budget is tried
 _INTERRUPTED = "interrupted: the best plan so far"
 _HORIZON_SHARE = 0.1  # of the forward pass: how far back a stage may start making values again
+_LEAST_HORIZON = 20  # operations: of short forward passes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -318,8 +319,8 @@ class _Search:
 
     @property
     def _horizon(self) -> int:
-        """How many ranks back a run may be."""
-        return int(2 * _HORIZON_SHARE * len(self._problem.forward))
+        """How many ranks back a run may be; two for an operation."""
+        return 2 * max(_LEAST_HORIZON, int(_HORIZON_SHARE * len(self._problem.forward)))
 
     def _solve_stages(self, is_small: bool) -> tuple[StagedAnswer | None, float]:
         program = StagedProgram(
