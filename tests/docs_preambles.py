@@ -250,9 +250,7 @@ class Readme(Given):
     @property
     def trainer(self) -> Any:
         tools = self._tools
-        return tools.Trainer(
-            model=tools.model, args=tools.args, train_dataset=tools.data, data_collator=tools.collator
-        )
+        return tools.Trainer(model=tools.model, args=tools.args, train_dataset=tools.data, data_collator=tools.collator)
 
     @property
     def L(self) -> Any:  # noqa: N802  (the page's name)
@@ -272,9 +270,7 @@ class Readme(Given):
     def reweight(self) -> Any:
         levels = self._levels
         config = memfit.multilevel.Config(type="darts")
-        return Reweight(
-            "reweight", config, levels.weigher, levels.weigher_optimizer, None, levels.balanced_loader
-        )
+        return Reweight("reweight", config, levels.weigher, levels.weigher_optimizer, None, levels.balanced_loader)
 
     @functools.cached_property
     def classifier(self) -> Any:
