@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 FENCE = re.compile(r"^```python[^\n]*\n(?P<code>.*?)^```", re.MULTILINE | re.DOTALL)
 NOT_RUN = re.compile(r"# Not run by the tests: (?P<reason>\S.+)")  # as the first line, where readers see it too
-SLOW = {"integrations.md"}
+SLOW = {"README.md", "integrations.md"}  # imports of big tools, whole frontiers
 
 
 @dataclass(frozen=True, kw_only=True)
