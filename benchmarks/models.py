@@ -64,7 +64,7 @@ def small_cases() -> list[Case]:
 
 def rank_cases() -> list[Case]:
     """Two of them at sizes of which several ranks fit side by side."""
-    return [_vision("ResNet-50", "resnet50", 64, 4), _gpt2(2, tokens=64, layers=4)]
+    return [_vision("ResNet-50", "resnet50", 96, 16), _gpt2(4, layers=4)]
 
 
 def _resnet50(batch_size: int) -> Case:

@@ -25,7 +25,7 @@ from memfit.measure.peak import held_bytes
 
 STRATEGIES = ("ddp", "ddp with views", "zero1", "fsdp", "planned ddp")
 _STEPS = 5
-_BUDGET = 0.5  # of the activation part
+_TIME_LIMIT_S = 4.0  # to look for the smallest plan
 
 
 def main(name: str, strategy: str) -> None:
@@ -63,10 +63,9 @@ def predicted(case: Case, strategy: str) -> tuple[int, Any]:
 
 def _planned(case: Case, model: nn.Module, batch: Any) -> tuple[int, Any]:
     sample, outputs = case.sample(batch), case.outputs or "all"
-    unplanned = distributed.plan(model, sample, budget=1.0, optimizer="adamw", outputs=outputs, time_limit=1.0)
-    part_bytes = unplanned.unplanned_peak_bytes - unplanned.persistent_bytes
-    budget = unplanned.persistent_bytes + int(_BUDGET * part_bytes)
-    plan = distributed.plan(model, sample, budget=budget, optimizer="adamw", outputs=outputs, time_limit=4.0)
+    plan = distributed.plan(
+        model, sample, budget="smallest", optimizer="adamw", outputs=outputs, time_limit=_TIME_LIMIT_S
+    )
     return plan.peak_bytes, plan
 
 

@@ -1,6 +1,7 @@
-"""One rank: a planned model inside DDP against the eager one, in every setting; then whole training runs."""
+"""One rank: a planned model inside DDP against the eager one, in every setting; training runs; peaks."""
 
 import functools
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from ddp_models import loss_of, make_batch, make_model
+from rank_peaks import peaks
 from safetensors.torch import save_file
 from torch.nn.parallel import DistributedDataParallel
 
@@ -124,6 +126,8 @@ def main(folder: Path) -> None:
         found |= {f"step {name}/{key}": each.clone() for key, each in stepped(**options).items()}
     save_file(found, folder / f"rank{dist.get_rank()}.safetensors")
     (folder / f"rank{dist.get_rank()}.txt").write_text(stops_alike())
+    if dist.get_world_size() == 2:
+        (folder / f"peaks{dist.get_rank()}.json").write_text(json.dumps(peaks()))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,9 +1,12 @@
 """Start the ranks of a job as processes of their own, on this machine alone."""
 
+import atexit
+import functools
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -34,7 +37,16 @@ def started(script: str, *arguments: object, world_size: int = 2) -> list[subpro
     ]
 
 
-def run(script: str, *arguments: object, world_size: int = 2, timeout_s: float = 120.0) -> list[str]:
+@functools.cache
+def ddp_job(world_size: int) -> Path:
+    """The folder that `ddp_job.py` filled; it is run once, though several files ask."""
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    run("ddp_job.py", folder.name, world_size=world_size)
+    return Path(folder.name)
+
+
+def run(script: str, *arguments: object, world_size: int = 2, timeout_s: float = 240.0) -> list[str]:
     """What each rank printed; a rank that fails fails the test with its own words."""
     processes = started(script, *arguments, world_size=world_size)
     try:

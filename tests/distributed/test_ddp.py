@@ -7,18 +7,18 @@ import pytest
 import torch
 from ddp_job import FITTED_AFTER, SETTINGS, STEP_OPTIONS, mean_over_tokens, whole_batch
 from ddp_models import make_model
-from launching import run
+from launching import ddp_job, run
 from safetensors.torch import load_file
 
 import memfit
 from memfit.tensors import same_bits
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ddp")
-    run("ddp_job.py", folder, world_size=request.param)
-    return folder
+def folder(request: pytest.FixtureRequest) -> Path:
+    return ddp_job(request.param)
 
 
 @pytest.fixture(scope="module")

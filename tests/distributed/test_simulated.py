@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from ddp_models import Images, Words, make_batch
-from launching import run
-from peak_job import Layers
+from launching import ddp_job
+from rank_peaks import Layers
 from torch import nn
 
 import memfit
@@ -23,10 +23,8 @@ from memfit.ir import Kind
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    folder = tmp_path_factory.mktemp("peaks")
-    run("peak_job.py", folder)
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+def ranks() -> list[dict[str, Any]]:
+    return [json.loads((ddp_job(2) / f"peaks{rank}.json").read_text()) for rank in range(2)]
 
 
 @pytest.mark.parametrize("strategy", RUNS)
