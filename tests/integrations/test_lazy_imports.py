@@ -18,11 +18,11 @@ def test_memfit_imports_no_tool_by_itself() -> None:
 
 
 def test_a_tool_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(sys.modules):
-        if name == "memfit.integrations.lightning" or name.partition(".")[0] == "lightning":
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr(memfit.integrations, "lightning", raising=False)
+    monkeypatch.delitem(sys.modules, "memfit.integrations.lightning", raising=False)
+    monkeypatch.delitem(vars(memfit.integrations), "lightning", raising=False)  # delattr would import it
     monkeypatch.setitem(sys.modules, "lightning", None)
+    for name in [name for name in sys.modules if name.startswith("lightning.")]:
+        monkeypatch.delitem(sys.modules, name)
     with pytest.raises(memfit.InvalidInput, match=r"memfit\[lightning\]"):
         _ = memfit.integrations.lightning
     with pytest.raises(AttributeError):
