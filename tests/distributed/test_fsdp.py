@@ -11,13 +11,13 @@ from sharded_models import STEPS, Blocks, trained
 from memfit.measure.optimizer import optimizer_memory
 
 
-def check_peaks(found: dict[str, Any]) -> None:
+def check_peaks(found: dict[str, Any], *, above: float = 0.08) -> None:
     assert found["planned"] <= found["budget"]
     assert found["predicted"] <= found["budget"]
     # Now and then a release on gloo's thread is missed when the baseline is measured, which errs high; these models
     # take 3 MiB, so that one buffer is some per cent.
-    assert -0.03 < found["predicted"] / found["planned"] - 1 < 0.08
-    assert -0.03 < found["predicted_eager"] / found["eager"] - 1 < 0.08
+    assert -0.03 < found["predicted"] / found["planned"] - 1 < above
+    assert -0.03 < found["predicted_eager"] / found["eager"] - 1 < above
     assert found["planned"] < 0.9 * found["eager"]
 
 
@@ -100,4 +100,4 @@ def test_bigger_models_within_their_budgets(tmp_path: Path) -> None:
     for found in run_ranks(tmp_path, ("resnet", "gpt2:big", "resnet:big"), seconds=900):
         for model in ("resnet", "gpt2:big", "resnet:big"):
             assert found[model]["bits"]
-            check_peaks(found[model])
+            check_peaks(found[model], above=0.03)
