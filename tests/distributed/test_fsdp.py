@@ -11,13 +11,11 @@ from sharded_models import STEPS, Blocks, trained
 from memfit.measure.optimizer import optimizer_memory
 
 
-def check_peaks(found: dict[str, Any], *, above: float = 0.08) -> None:
+def check_peaks(found: dict[str, Any]) -> None:
     assert found["planned"] <= found["budget"]
     assert found["predicted"] <= found["budget"]
-    # Now and then a release on gloo's thread is missed when the baseline is measured, which errs high; these models
-    # take 3 MiB, so that one buffer is some per cent.
-    assert -0.03 < found["predicted"] / found["planned"] - 1 < above
-    assert -0.03 < found["predicted_eager"] / found["eager"] - 1 < above
+    assert abs(found["predicted"] / found["planned"] - 1) < 0.03
+    assert abs(found["predicted_eager"] / found["eager"] - 1) < 0.03
     assert found["planned"] < 0.9 * found["eager"]
 
 
@@ -26,31 +24,44 @@ def ranks() -> list[dict[str, Any]]:
     return fast_job()[1]
 
 
+@pytest.fixture(scope="module")
+def gpt2_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run_ranks(tmp_path_factory.mktemp("gpt2"), ("gpt2",))
+
+
 @pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("case", ["gpt2", "policies"])
 def test_planned_units_give_the_gradients_of_eager_ones_within_their_budget(
-    ranks: list[dict[str, Any]], case: str, rank: int
+    ranks: list[dict[str, Any]], rank: int
 ) -> None:
-    """Plainly sharded, and with mixed precision, offloaded shards and parameters that stay gathered."""
-    found = ranks[rank][case]
+    """With mixed precision, offloaded shards and parameters that stay gathered."""
+    found = ranks[rank]["policies"]
     assert found["bits"]
     check_peaks(found)
 
 
-def test_gpt2_runs_in_half_of_its_activation_part(ranks: list[dict[str, Any]]) -> None:
-    for found in (rank["gpt2"] for rank in ranks):
+@pytest.mark.slow
+def test_so_do_plainly_sharded_ones(gpt2_ranks: list[dict[str, Any]]) -> None:
+    for found in (rank["gpt2"] for rank in gpt2_ranks):
+        assert found["bits"]
+        check_peaks(found)
+
+
+@pytest.mark.slow
+def test_gpt2_runs_in_half_of_its_activation_part(gpt2_ranks: list[dict[str, Any]]) -> None:
+    for found in (rank["gpt2"] for rank in gpt2_ranks):
         half_bytes = found["persistent"] + (found["eager"] - found["persistent"]) / 2
         assert found["planned"] <= 1.01 * half_bytes  # the budget is of the rank that needs most
 
 
-def test_equal_units_are_planned_as_one_kind(ranks: list[dict[str, Any]]) -> None:
-    found = ranks[0]["gpt2"]
+@pytest.mark.slow
+def test_equal_units_are_planned_as_one_kind(gpt2_ranks: list[dict[str, Any]]) -> None:
+    found = gpt2_ranks[0]["gpt2"]
     assert found["regions"] == ["transformer.h.0", "transformer.h.1", "transformer.ln_f"]
     assert found["kinds"] == 2
 
 
 def test_all_ranks_have_one_plan(ranks: list[dict[str, Any]]) -> None:
-    for case in ("gpt2", "policies"):
+    for case in ("policies",):
         assert ranks[0][case]["program"] == ranks[1][case]["program"]
         assert ranks[0][case]["predicted"] == ranks[1][case]["predicted"]
 
@@ -100,4 +111,4 @@ def test_bigger_models_within_their_budgets(tmp_path: Path) -> None:
     for found in run_ranks(tmp_path, ("resnet", "gpt2:big", "resnet:big"), seconds=900):
         for model in ("resnet", "gpt2:big", "resnet:big"):
             assert found[model]["bits"]
-            check_peaks(found[model], above=0.03)
+            check_peaks(found[model])
