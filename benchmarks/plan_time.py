@@ -27,7 +27,9 @@ import memfit
 from memfit.capture.sample import Sample
 from memfit.cli import torchvision_repair
 from memfit.files import write_atomically
-from memfit.pipeline import Recipe, make_plan, make_planner, prepare, traced_for
+from memfit.pipeline import make_plan, make_planner
+from memfit.prepare import prepare, traced_for
+from memfit.recipe import Recipe
 
 RESULTS = Path(__file__).parent / "results" / "plan_time.json"
 FRACTION = 0.5

@@ -12,7 +12,7 @@ import torch
 import memfit
 from benchmarks.models import Case
 from memfit.measure.peak import held_bytes, measure_peak
-from memfit.pipeline import Recipe
+from memfit.recipe import Recipe
 from memfit.step.batches import split_batch
 from memfit.step.captured_loss import with_loss
 from memfit.step.captures import Captures

@@ -15,7 +15,8 @@ BENCHMARKS = SOURCE.parents[1] / "benchmarks"
 
 DATA = {"errors", "units", "files", "ir", "tensors", "collectives", "display", "spelling"}
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
-BELOW_API = BELOW_CAPTURE | {"plan", "estimate", "capture", "execute", "pipeline", "runner", "regions", "unplanned"}
+PIPELINE = {"describe", "recipe", "prepare", "pipeline"}
+BELOW_API = BELOW_CAPTURE | PIPELINE | {"plan", "estimate", "capture", "execute", "runner", "regions", "unplanned"}
 BELOW_STEP = BELOW_API | {"api", "prove"}
 BELOW_REPORT = BELOW_STEP | {"step", "multilevel", "distributed", "integrations", "zoo"}
 
@@ -35,10 +36,13 @@ MAY_IMPORT = {
     "capture": BELOW_CAPTURE,
     "execute": BELOW_CAPTURE | {"capture"},
     "estimate": BELOW_CAPTURE | {"plan"},
-    "pipeline": BELOW_CAPTURE | {"plan", "capture", "execute"},
-    "unplanned": BELOW_CAPTURE | {"plan", "estimate", "capture", "execute", "pipeline"},
-    "runner": BELOW_CAPTURE | {"plan", "capture", "execute", "pipeline"},
-    "regions": BELOW_CAPTURE | {"plan", "capture", "execute", "pipeline", "runner"},
+    "describe": BELOW_CAPTURE | {"capture"},
+    "recipe": BELOW_CAPTURE | {"plan"},
+    "prepare": BELOW_CAPTURE | {"plan", "capture", "execute", "describe", "recipe"},
+    "pipeline": BELOW_CAPTURE | {"plan", "capture", "execute", "describe", "recipe", "prepare"},
+    "unplanned": BELOW_CAPTURE | PIPELINE | {"plan", "estimate", "capture", "execute"},
+    "runner": BELOW_CAPTURE | PIPELINE | {"plan", "capture", "execute"},
+    "regions": BELOW_CAPTURE | PIPELINE | {"plan", "capture", "execute", "runner"},
     "api": BELOW_API,
     "prove": BELOW_API | {"api"},
     "step": BELOW_STEP,

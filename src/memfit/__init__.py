@@ -20,11 +20,11 @@ from memfit.errors import (
 )
 from memfit.estimate import Estimate
 from memfit.execute.attach import Captures, captures_of, remove
-from memfit.pipeline import TECHNIQUES
 from memfit.plan.frontier import Frontier
 from memfit.plan.plan import Plan
 from memfit.prove.check import Check, check
 from memfit.prove.profile import Profile, profile
+from memfit.recipe import TECHNIQUES
 from memfit.report import notebook as _notebook  # noqa: F401  (it registers how objects look in notebooks)
 from memfit.report.write import report
 from memfit.step.buckets import Buckets

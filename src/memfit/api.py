@@ -6,29 +6,20 @@ from typing import Any
 from torch import nn
 
 from memfit.capture.sample import Sample
+from memfit.describe import model_digest
 from memfit.errors import CaptureError, InfeasibleBudget, InvalidFile, InvalidInput, InvalidModel
 from memfit.estimate import Estimate
 from memfit.execute.attach import attach, planned_forward, remove, removed
 from memfit.measure.devices import find_device
 from memfit.measure.optimizer import OptimizerLike, check_optimizer
 from memfit.measure.probe import Progress
-from memfit.pipeline import (
-    EXACT,
-    Budget,
-    Recipe,
-    check_fractions,
-    frontier_recipes,
-    make_plan,
-    make_planner,
-    model_digest,
-    prepare,
-    recipe_of,
-    traced_for,
-)
+from memfit.pipeline import frontier_recipes, make_plan, make_planner, recipe_of
 from memfit.plan.frontier import Frontier
 from memfit.plan.plan import Plan
 from memfit.plan.select import Selection
 from memfit.plan.solve import Report
+from memfit.prepare import prepare, traced_for
+from memfit.recipe import EXACT, Budget, Recipe, check_fractions
 from memfit.regions.planner import make_region_planner
 from memfit.regions.run import RegionRunner, apply_regions, plan_in_regions
 from memfit.runner import Runner

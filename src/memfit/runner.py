@@ -16,24 +16,17 @@ from torch import nn
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint
+from memfit.describe import describe_sample
 from memfit.errors import CaptureError, InvalidFile
 from memfit.execute.compiled import CompiledCall
 from memfit.ir import Program
-from memfit.pipeline import (
-    Prepared,
-    Quiet,
-    Recipe,
-    Traced,
-    describe_sample,
-    make_plan,
-    make_planner,
-    planned_graph,
-    prepare,
-    traced_for,
-)
+from memfit.measure.allocations import Quiet
+from memfit.pipeline import make_plan, make_planner
 from memfit.plan.expand import program_of
 from memfit.plan.plan import Plan
 from memfit.plan.validate import check_program
+from memfit.prepare import Prepared, Traced, planned_graph, prepare, traced_for
+from memfit.recipe import Recipe
 
 
 @dataclasses.dataclass

@@ -12,26 +12,19 @@ from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
 from memfit.capture.with_loss import WithLoss
+from memfit.describe import device_of, granularity_bytes, is_for_cuda
 from memfit.estimate import Estimate, ParameterCount
 from memfit.execute.attach import removed
 from memfit.ir import Graph, OptimizerMemory, Program, without_prefix
+from memfit.measure.allocations import operator_costs, with_real_sizes, workspace_bytes
 from memfit.measure.cost import OperatorCost
 from memfit.measure.cuda import with_byte_masks
 from memfit.measure.devices import Device, find_device
 from memfit.measure.optimizer import OptimizerLike, check_optimizer, optimizer_name
 from memfit.measure.probe import Progress
-from memfit.pipeline import (
-    could_run_here,
-    device_of,
-    granularity_bytes,
-    is_for_cuda,
-    operator_costs,
-    step_optimizer_memory,
-    with_real_sizes,
-    workspace_bytes,
-)
 from memfit.plan.identity import identity_program
 from memfit.plan.simulate import simulate
+from memfit.prepare import could_run_here, step_optimizer_memory
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 

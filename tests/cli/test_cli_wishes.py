@@ -4,7 +4,7 @@ from torch import nn
 
 from memfit.cli.wishes import Wishes, parse_allow, parse_budget, parse_selection
 from memfit.errors import InvalidBudget, InvalidInput
-from memfit.pipeline import EXACT, TECHNIQUES
+from memfit.recipe import EXACT, TECHNIQUES
 
 PLAIN = {
     "optimizer": "adamw",

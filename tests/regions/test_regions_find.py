@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memfit.capture.sample import Sample
 from memfit.errors import CaptureError
-from memfit.pipeline import Recipe
+from memfit.recipe import Recipe
 from memfit.regions.find import find_regions
 
 pytestmark = pytest.mark.usefixtures("one_thread")

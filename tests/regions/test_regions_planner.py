@@ -12,8 +12,8 @@ import memfit
 from memfit.capture.sample import Sample
 from memfit.errors import CaptureError, InfeasibleBudget
 from memfit.measure.peak import measure_peak
-from memfit.pipeline import Recipe
 from memfit.plan.plan import Treatment
+from memfit.recipe import Recipe
 from memfit.regions.planner import make_region_planner
 
 pytestmark = pytest.mark.usefixtures("one_thread")

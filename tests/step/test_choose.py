@@ -10,9 +10,9 @@ from torch import nn
 from training import assert_same_parameters, assert_same_state, train_plainly, twins
 
 import memfit
-from memfit import pipeline
 from memfit.errors import ExecutionError, InfeasibleBudget, InvalidBudget, InvalidInput
 from memfit.measure.peak import measure_peak
+from memfit.prepare import prepare
 from memfit.step import choose as choose_module
 from memfit.step import piece as piece_module
 from memfit.step.batches import split_batch
@@ -67,7 +67,7 @@ def fixed_times(monkeypatch):
             known[key] = dataclasses.replace(update_cost(optimizer, policy), time_us=100.0 * slower)
         return known[key]
 
-    monkeypatch.setattr(piece_module, "prepare", functools.partial(pipeline.prepare, timed=False))
+    monkeypatch.setattr(piece_module, "prepare", functools.partial(prepare, timed=False))
     monkeypatch.setattr(choose_module, "update_cost", cost)
 
 

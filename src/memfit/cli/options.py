@@ -8,7 +8,7 @@ import typer
 
 from memfit.measure.devices import DEVICES
 from memfit.measure.optimizer import known_optimizers
-from memfit.pipeline import TECHNIQUES
+from memfit.recipe import TECHNIQUES
 
 EXIT_CODES = """\b
 Exit codes:

@@ -7,8 +7,8 @@ from memfit.capture.sample import Sample
 from memfit.cli.progress import Display
 from memfit.cli.subject import Subject
 from memfit.cli.wishes import Wishes
-from memfit.pipeline import Budget
 from memfit.plan.plan import Plan
+from memfit.recipe import Budget
 
 
 def built_for_planning(

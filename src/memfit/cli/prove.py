@@ -15,10 +15,10 @@ from memfit.cli.streams import interruptible, only_results_on_stdout
 from memfit.cli.subject import Subject
 from memfit.cli.wishes import Wishes
 from memfit.errors import InvalidInput
-from memfit.pipeline import Budget
 from memfit.plan.plan import Plan
 from memfit.prove import check as checking
 from memfit.prove import profile as profiling
+from memfit.recipe import Budget
 from memfit.report.proof_tables import print_check, print_profile
 
 NOT_AS_IT_SHOULD_BE = 4

@@ -11,8 +11,8 @@ from memfit.cli.options import optimizer_of
 from memfit.errors import InvalidInput
 from memfit.measure.devices import find_device, is_bytes
 from memfit.measure.optimizer import check_optimizer
-from memfit.pipeline import EXACT, Budget, check_budget, check_techniques
 from memfit.plan.select import Selection
+from memfit.recipe import EXACT, Budget, check_budget, check_techniques
 from memfit.spelling import spelling_advice
 
 _OUTPUTS = ("all", "loss")

@@ -8,9 +8,10 @@ from memfit import api
 from memfit.cli.options import FloatType
 from memfit.cli.progress import Display
 from memfit.cli.subject import Subject
-from memfit.pipeline import Recipe, prepare, traced_for
 from memfit.plan.frontier import Frontier
 from memfit.plan.plan import Plan
+from memfit.prepare import prepare, traced_for
+from memfit.recipe import Recipe
 from memfit.zoo import store
 from memfit.zoo.catalog import FRACTIONS, Case, plan_name, step_name
 from memfit.zoo.entry import Entry

@@ -19,6 +19,7 @@ from torch import nn
 
 from memfit import api
 from memfit.capture.sample import Sample
+from memfit.describe import describe_sample, describe_states
 from memfit.distributed.board import Board
 from memfit.distributed.buckets import BucketPolicy
 from memfit.distributed.share import rank_memory
@@ -26,8 +27,9 @@ from memfit.distributed.wrapped import inner
 from memfit.errors import CaptureError, InvalidInput, RankError, first_line
 from memfit.execute.attach import remove, removed
 from memfit.measure.optimizer import OptimizerLike, optimizer_name
-from memfit.pipeline import EXACT, Budget, Recipe, describe_sample, describe_states, planned_graph, traced_for
 from memfit.plan.plan import Plan
+from memfit.prepare import planned_graph, traced_for
+from memfit.recipe import EXACT, Budget, Recipe
 
 PATIENCE_S = 600.0
 _NOT_WHOLE = "cannot be captured whole"

@@ -26,9 +26,9 @@ from memfit.distributed.units import check_sharded, find_units, settle
 from memfit.errors import InvalidInput, InvalidModel
 from memfit.execute.attach import check_unplanned
 from memfit.measure.optimizer import OptimizerLike, check_optimizer
-from memfit.pipeline import EXACT, Budget, Recipe
 from memfit.plan.plan import Plan
 from memfit.plan.regions import Stretch
+from memfit.recipe import EXACT, Budget, Recipe
 from memfit.regions.find import Regions
 from memfit.regions.planner import RegionPlanner
 from memfit.regions.whole import baseline_step

@@ -2,12 +2,12 @@
 
 from torch import nn
 
+from memfit.describe import is_for_cuda
 from memfit.distributed.buckets import BucketPolicy, bucket_bytes
 from memfit.distributed.zero import divided_optimizer_memory
 from memfit.errors import InvalidInput
 from memfit.ir import OptimizerMemory
 from memfit.measure.optimizer import KnownMemory, OptimizerLike, check_optimizer, optimizer_memory, optimizer_name
-from memfit.pipeline import is_for_cuda
 
 
 def rank_memory(

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from memfit.describe import is_for_cuda
 from memfit.distributed.buckets import BucketPolicy, with_buckets
 from memfit.distributed.shards import sharded_optimizer_memory, with_shards
 from memfit.distributed.wrapped import inner
@@ -16,7 +17,6 @@ from memfit.ir import OptimizerMemory
 from memfit.measure.devices import find_device
 from memfit.measure.optimizer import OptimizerLike
 from memfit.measure.probe import Progress
-from memfit.pipeline import is_for_cuda
 from memfit.unplanned import Loss, UnplannedStep, unplanned_step
 
 STRATEGIES = {

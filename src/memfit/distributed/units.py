@@ -21,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from memfit.capture.calls import noted_calls
 from memfit.capture.sample import Sample
 from memfit.errors import InvalidModel
-from memfit.pipeline import Recipe
+from memfit.recipe import Recipe
 from memfit.regions.find import Regions, RegionSearch, region_recipe
 
 

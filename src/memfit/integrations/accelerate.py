@@ -22,7 +22,7 @@ from memfit.errors import InvalidInput
 from memfit.integrations.loop import fit_in_loop
 from memfit.integrations.prepared import as_prepared
 from memfit.integrations.within import Wishes
-from memfit.pipeline import EXACT, Budget
+from memfit.recipe import EXACT, Budget
 
 __all__ = ["fit"]
 

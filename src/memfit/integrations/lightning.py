@@ -37,7 +37,7 @@ from memfit.integrations.within import (
     memory_of,
 )
 from memfit.measure.peak import PeakWatch
-from memfit.pipeline import EXACT, Budget
+from memfit.recipe import EXACT, Budget
 from memfit.tensors import storage_bytes
 from memfit.units import format_bytes
 

@@ -37,7 +37,7 @@ from memfit.integrations.within import (
     gradient_bytes,
     memory_of,
 )
-from memfit.pipeline import EXACT, Budget
+from memfit.recipe import EXACT, Budget
 from memfit.step.buckets import Buckets
 from memfit.tensors import storage_bytes
 

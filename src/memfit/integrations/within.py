@@ -22,8 +22,8 @@ from memfit.execute.attach import check_unplanned, remove
 from memfit.ir import OptimizerMemory
 from memfit.measure.optimizer import OptimizerLike, optimizer_memory
 from memfit.measure.peak import held_bytes, measure_peak
-from memfit.pipeline import EXACT, Budget, Recipe, budget_bytes, check_budget
 from memfit.plan.plan import Plan
+from memfit.recipe import EXACT, Budget, Recipe, budget_bytes, check_budget
 from memfit.step.random_state import random_state, set_random_state
 from memfit.units import format_bytes
 

@@ -14,8 +14,8 @@ from memfit.capture.rehearse import Result, result_of
 from memfit.capture.sample import Sample
 from memfit.errors import InvalidInput
 from memfit.execute.attach import remove, removed
-from memfit.pipeline import EXACT
 from memfit.plan.plan import Plan
+from memfit.recipe import EXACT
 from memfit.tensors import same_bits
 
 _ROUNDED_DIFFERENTLY = 1e-6  # what a technique that only sums in another order may change, relative

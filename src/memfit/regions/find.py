@@ -21,11 +21,13 @@ from memfit.capture.trace import Joint, traced
 from memfit.errors import CaptureError, MemfitError
 from memfit.execute.attach import kind_of_arguments
 from memfit.ir import Graph, Program
-from memfit.pipeline import Prepared, Recipe, Traced, make_planner, planned_graph, prepare
+from memfit.pipeline import make_planner
 from memfit.plan.expand import program_of
 from memfit.plan.identity import identity_program
 from memfit.plan.regions import kept_bytes
 from memfit.plan.solve import Planner
+from memfit.prepare import Prepared, Traced, planned_graph, prepare
+from memfit.recipe import Recipe
 from memfit.regions.marked import MarkedCall
 from memfit.runner import check_equal_to_eager
 from memfit.units import format_bytes

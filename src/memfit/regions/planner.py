@@ -16,27 +16,18 @@ import torch
 from torch import nn
 
 from memfit.capture.sample import Sample
+from memfit.describe import describe_sample, device_of, is_fake, is_for_cuda, model_digest
 from memfit.errors import CaptureError, InfeasibleBudget
 from memfit.ir import Phase, Program
 from memfit.measure.optimizer import optimizer_name
-from memfit.pipeline import (
-    TECHNIQUES,
-    Prepared,
-    Recipe,
-    budget_bytes,
-    describe_sample,
-    device_of,
-    is_fake,
-    is_for_cuda,
-    make_planner,
-    model_digest,
-    write_plan,
-)
+from memfit.pipeline import make_planner, write_plan
 from memfit.plan.expand import program_of
 from memfit.plan.plan import Fate, Plan
 from memfit.plan.regions import Choice, Option, Stretch, choose, smallest, whole_peak_bytes, without_worse
 from memfit.plan.simulate import simulate
 from memfit.plan.solve import Solution
+from memfit.prepare import Prepared
+from memfit.recipe import TECHNIQUES, Recipe, budget_bytes
 from memfit.regions.find import Kind, Region, Regions, find_regions, region_recipe, regions_digest
 from memfit.regions.whole import EagerStep, eager_footprint, eager_step, region_footprint, stretches_of
 from memfit.units import format_bytes

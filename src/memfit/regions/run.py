@@ -18,9 +18,10 @@ from memfit.capture.sample import Sample
 from memfit.errors import InvalidFile, MemfitError
 from memfit.execute.attach import Call, PlannedForward, attach, check_unplanned, regions_of, remove
 from memfit.execute.compiled import CompiledCall
-from memfit.pipeline import planned_graph, recipe_of, traced_for
+from memfit.pipeline import recipe_of
 from memfit.plan.plan import Plan
 from memfit.plan.validate import check_program
+from memfit.prepare import planned_graph, traced_for
 from memfit.runner import check_equal_to_eager, other_call
 
 _MOST_KINDS = 8  # of calls that one region captures

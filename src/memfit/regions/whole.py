@@ -12,14 +12,16 @@ from torch import nn
 
 from memfit.capture.rehearse import drop_gradients, nothing_remains, step
 from memfit.capture.sample import Sample
+from memfit.describe import is_for_cuda
 from memfit.execute.attach import attach, remove
 from memfit.ir import OptimizerMemory, Phase
 from memfit.measure.optimizer import optimizer_memory
 from memfit.measure.peak import held_bytes, measure_peak
 from memfit.measure.stretches import MeasuredStretch, measure_stretches
-from memfit.pipeline import Recipe, is_for_cuda, with_beside
 from memfit.plan.identity import identity_program
 from memfit.plan.regions import Footprint, Stretch, Surroundings, footprint
+from memfit.prepare import with_beside
+from memfit.recipe import Recipe
 from memfit.regions.find import Region
 from memfit.regions.marked import BEGIN
 

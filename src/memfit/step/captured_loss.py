@@ -11,8 +11,8 @@ from torch import nn
 
 from memfit.capture.with_loss import WithLoss
 from memfit.execute.attach import attach
-from memfit.pipeline import Recipe
 from memfit.plan.plan import Plan
+from memfit.recipe import Recipe
 from memfit.runner import Runner
 from memfit.step.loss_numbers import check_unchanged, numbers_read_by
 from memfit.step.losses import Loss

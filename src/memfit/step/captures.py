@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from memfit.capture.with_loss import WithLoss
-from memfit.pipeline import Recipe
+from memfit.recipe import Recipe
 from memfit.step.batches import Split, map_tensors
 from memfit.step.captured_loss import fields_of
 from memfit.step.piece import Piece

@@ -22,9 +22,9 @@ from torch.optim import Optimizer
 from memfit.capture.with_loss import WithLoss
 from memfit.errors import InfeasibleBudget, InvalidInput
 from memfit.execute.attach import check_unplanned
-from memfit.pipeline import TECHNIQUES, budget_bytes
 from memfit.plan.expand import program_of
 from memfit.plan.solve import Solution
+from memfit.recipe import TECHNIQUES, budget_bytes
 from memfit.step.batches import Split, row_count
 from memfit.step.captured_loss import with_loss
 from memfit.step.captures import Captures

@@ -19,8 +19,10 @@ from memfit.capture.with_loss import WithLoss
 from memfit.errors import InfeasibleBudget, InvalidBudget, InvalidInput
 from memfit.execute.attach import removed
 from memfit.measure.optimizer import OptimizerLike, check_optimizer
-from memfit.pipeline import Budget, Recipe, check_budget, make_planner, prepare, traced_for
+from memfit.pipeline import make_planner
 from memfit.plan.expand import program_of
+from memfit.prepare import prepare, traced_for
+from memfit.recipe import Budget, Recipe, check_budget
 from memfit.step.batches import map_tensors, row_count
 from memfit.step.losses import Loss, Mean
 from memfit.units import format_bytes, parse_bytes

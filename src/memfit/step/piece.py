@@ -16,11 +16,13 @@ from memfit.capture.with_loss import WithLoss
 from memfit.errors import InvalidFile
 from memfit.ir import Graph, Kind, Program
 from memfit.measure.peak import held_bytes
-from memfit.pipeline import Prepared, Recipe, make_planner, prepare, traced_for
+from memfit.pipeline import make_planner
 from memfit.plan.identity import identity_program
 from memfit.plan.simulate import simulate
 from memfit.plan.solve import Planner
 from memfit.plan.validate import check_program
+from memfit.prepare import Prepared, prepare, traced_for
+from memfit.recipe import Recipe
 from memfit.runner import check_equal_to_eager
 from memfit.step.hand_over import added_early, peak_with_updates, with_gradients_held, without_gradients_held
 from memfit.step.policy import StepPolicy

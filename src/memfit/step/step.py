@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from memfit.capture.with_loss import WithLoss
 from memfit.errors import InvalidInput, NonFiniteLoss
-from memfit.pipeline import Budget
+from memfit.recipe import Budget
 from memfit.step.accumulation import Accumulation, total_of
 from memfit.step.batches import Split, map_tensors, row_count, split_batch
 from memfit.step.captured_loss import CapturedLoss, with_loss

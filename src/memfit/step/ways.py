@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from memfit.errors import InvalidInput, first_line
-from memfit.pipeline import TECHNIQUES
+from memfit.recipe import TECHNIQUES
 from memfit.step.choice import describe
 from memfit.step.ledger import Ledger
 from memfit.step.mixing import check_separable

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memfit.errors import InvalidBudget, InvalidInput
-from memfit.pipeline import EXACT, TECHNIQUES, Budget, Recipe, check_budget
+from memfit.recipe import EXACT, TECHNIQUES, Budget, Recipe, check_budget
 from memfit.step.choice import Alternative
 from memfit.step.policy import PERMISSIONS, StepPolicy
 

@@ -11,7 +11,7 @@ from typing import Self
 
 from memfit.errors import InvalidFile, first_line
 from memfit.ir import Graph
-from memfit.pipeline import Prepared
+from memfit.prepare import Prepared
 
 FORMAT = "memfit.zoo.sizes"
 VERSION = 1

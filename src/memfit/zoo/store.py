@@ -19,8 +19,8 @@ from typing import Any
 from memfit.errors import InfeasibleBudget, InvalidFile, InvalidInput, first_line
 from memfit.files import atomic_file, write_atomically
 from memfit.measure.devices import find_device
-from memfit.pipeline import Budget, budget_bytes, check_budget
 from memfit.plan.plan import Plan
+from memfit.recipe import Budget, budget_bytes, check_budget
 from memfit.spelling import suggestion
 from memfit.units import format_bytes
 from memfit.zoo.entry import Entry

@@ -17,13 +17,15 @@ import torch
 from torch import nn
 
 from memfit.capture.sample import Sample
+from memfit.describe import granularity_bytes, model_digest
 from memfit.errors import InvalidFile, MemfitError, first_line
 from memfit.ir import Graph, OptimizerMemory, Program
 from memfit.measure.devices import find_device
-from memfit.pipeline import Recipe, granularity_bytes, model_digest, planned_graph, step_optimizer_memory, traced_for
 from memfit.plan.plan import Plan
 from memfit.plan.simulate import simulate
 from memfit.plan.validate import check_program
+from memfit.prepare import planned_graph, step_optimizer_memory, traced_for
+from memfit.recipe import Recipe
 from memfit.units import format_bytes
 from memfit.zoo import store
 from memfit.zoo.entry import Entry

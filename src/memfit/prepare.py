@@ -1,0 +1,266 @@
+"""A traced call made ready for planning: lowered, with the sizes, workspaces and times of its operations."""
+
+import contextlib
+import dataclasses
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+from torch import fx, nn
+
+from memfit.capture.alternatives import extend
+from memfit.capture.lower import lower
+from memfit.capture.sample import Sample
+from memfit.capture.trace import Joint, traced
+from memfit.describe import device_of, granularity_bytes, is_fake, is_for_cuda
+from memfit.execute.timing import operation_times, own_times
+from memfit.ir import Compute, Graph, OptimizerMemory, Program
+from memfit.measure.allocations import Quiet, operator_costs, with_real_sizes, workspace_bytes
+from memfit.measure.cost import OperatorCost
+from memfit.measure.devices import Device
+from memfit.measure.optimizer import OptimizerLike, optimizer_memory
+from memfit.measure.roofline import roofline_times
+from memfit.ops.registry import LEAN_OPERATORS, find_lean_operator, name_of
+from memfit.plan.captured import CapturedStep
+from memfit.plan.identity import identity_program
+from memfit.plan.problem import Costs, handed_out_together
+from memfit.plan.simulate import simulate
+from memfit.recipe import Recipe
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A captured step with its costs: all a planner needs, at any budget."""
+
+    graph: Graph
+    costs: Costs
+    eager: Graph  # as the plain eager run computes it
+    eager_workspace_bytes: tuple[int, ...]  # by operation of that
+    optimizer: OptimizerMemory
+    granularity_bytes: int
+    unplanned_peak_bytes: int  # of the plain eager run
+    unplanned_step_us: float | None  # of its operators; None: those of the graph, which was not rewritten
+    times_measured: bool
+    rewrites: tuple[str, ...]
+    seconds: float
+    quiet: Quiet
+
+    def peak_bytes(self, program: Program) -> int:
+        return simulate(
+            self.graph,
+            program,
+            workspace_bytes=self.costs.workspace_bytes,
+            optimizer=self.optimizer,
+            granularity_bytes=self.granularity_bytes,
+        ).peak_bytes
+
+    def can_run(self, program: Program) -> bool:
+        """Whether no instruction of a program goes a way that was not seen to be exact here."""
+        runs = [each.operation for each in (*program.forward, *program.backward) if isinstance(each, Compute)]
+        return all(self.costs.time_us[run] < math.inf for run in runs)
+
+    def captured_step(self) -> CapturedStep:
+        """What a plan carries along, so that its step can be walked without the model."""
+        return CapturedStep.of(
+            eager=self.eager,
+            eager_workspace_bytes=self.eager_workspace_bytes,
+            graph=self.graph,
+            costs=self.costs,
+            optimizer=self.optimizer,
+            granularity_bytes=self.granularity_bytes,
+        )
+
+    @property
+    def persistent_bytes(self) -> int:
+        """Live when the step ends: parameters, buffers, gradients, batch, outputs, optimizer state."""
+        ending = {*self.graph.resident, *self.graph.held}
+        return sum(self.graph.storages[each].size_bytes for each in ending) + self.optimizer.state_bytes
+
+
+def traced_for(
+    model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool = True
+) -> contextlib.AbstractContextManager[Joint]:
+    """Trace as a recipe wants it."""
+    return traced(model, sample, backward_from=recipe.backward_from, outputs=recipe.outputs, with_hooks=with_hooks)
+
+
+def planned_graph(joint: Joint, recipe: Recipe) -> Graph:
+    """The graph that programs of a recipe are written for. Changes the traced graph: once for a trace."""
+    extend(joint, recipe.allow)
+    return handed_out_together(lower(joint))
+
+
+def prepare(
+    model: nn.Module,
+    joint: Joint,
+    sample: Sample,
+    recipe: Recipe,
+    *,
+    before: "Traced | None" = None,
+    timed: bool = True,
+    like: Quiet | None = None,
+) -> Prepared:
+    """Lower a traced call and measure what its operations cost.
+
+    `before` is the trace as it was, if `planned_graph` has been called since. `timed=False` estimates times, so that
+    the step itself is not run. `like` is what is known of a call of other sizes.
+    """
+    start = time.monotonic()
+    plain = before or Traced.of(joint)
+    if before is None:
+        extend(joint, recipe.allow)
+    eager = lower(joint)
+    memory = with_beside(step_optimizer_memory(recipe.optimizer, model, plain.graph, recipe.device), recipe)
+    measured = recipe.device is None and could_run_here(plain.graph, memory)
+    device = device_of(model)
+    granularity = granularity_bytes(model, recipe.device)
+    quiet = frozenset() if like is None else like.in_graph(eager)
+    costs = operator_costs(eager, device, recipe.progress, quiet) if measured else {}
+    sized, workspaces = _with_costs(eager, costs)
+    runs_here = timed and measured and not is_fake(model, sample)
+    fresh_us, in_place_us = _times(joint.graph_module, sized, model, sample, recipe, runs_here=runs_here)
+    step_us: float | None = None
+    if plain.is_rewritten_as(eager):
+        plain_costs = operator_costs(plain.graph, device, recipe.progress, quiet) if measured else {}
+        sized_plain, plain_workspaces = _with_costs(plain.graph, plain_costs)
+        plain_us = _step_us(plain, sized_plain, model, sample, recipe, runs_here=runs_here)
+        step_us = _before_rewriting(plain_us, _own_us(sized, fresh_us, in_place_us))
+    else:
+        sized_plain, plain_workspaces = sized, workspaces
+    unplanned = simulate(
+        sized_plain,
+        identity_program(sized_plain),
+        workspace_bytes=plain_workspaces,
+        optimizer=memory,
+        granularity_bytes=granularity,
+    )
+    graph = handed_out_together(sized)
+    workspace_by_name = dict(zip(_names(sized), workspaces, strict=True))
+    return Prepared(
+        graph=graph,
+        costs=Costs(
+            time_us=[fresh_us.get(name, in_place_us.get(name, 0.0)) for name in _names(graph)],
+            in_place_us=[in_place_us.get(name, fresh_us.get(name, 0.0)) for name in _names(graph)],
+            workspace_bytes=[workspace_by_name[name] for name in _names(graph)],
+        ),
+        eager=sized_plain,
+        eager_workspace_bytes=tuple(plain_workspaces),
+        optimizer=memory,
+        granularity_bytes=granularity,
+        unplanned_peak_bytes=unplanned.peak_bytes,
+        unplanned_step_us=step_us,
+        times_measured=runs_here,
+        rewrites=_rewrites(plain.graph, graph),
+        seconds=time.monotonic() - start,
+        quiet=Quiet.of(eager, costs),
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Traced:
+    """A trace as the eager run computes it, before techniques rewrite it."""
+
+    module: fx.GraphModule
+    graph: Graph
+
+    @classmethod
+    def of(cls, joint: Joint) -> "Traced":
+        graph = fx.Graph()
+        copied: dict[fx.Node, fx.Node] = {}
+        output: Any = graph.graph_copy(joint.graph_module.graph, copied)
+        own = joint.graph_module.graph.output_node()
+        graph.output(output).meta.update(own.meta)
+        return cls(module=fx.GraphModule(joint.graph_module, graph), graph=lower(joint))
+
+    def is_rewritten_as(self, graph: Graph) -> bool:
+        """Whether a graph has other operations of the model's own."""
+        return [each.name for each in self.graph.operations] != [each.name for each in graph.operations]
+
+
+def _with_costs(graph: Graph, costs: Mapping[str, OperatorCost]) -> tuple[Graph, list[int]]:
+    """A graph with the sizes its operators were seen to make, and the workspace of each."""
+    graph = with_real_sizes(graph, costs)
+    return graph, [workspace_bytes(graph, each, costs) for each in (*graph.operations, *graph.alternatives)]
+
+
+def _times(
+    module: fx.GraphModule, graph: Graph, model: nn.Module, sample: Sample, recipe: Recipe, *, runs_here: bool
+) -> tuple[Mapping[str, float], Mapping[str, float]]:
+    """Microseconds by name, of runs into new memory and of runs in place."""
+    if runs_here:
+        times = operation_times(module, graph, model, sample)
+        return times.fresh_us, times.in_place_us
+    estimated = {**roofline_times(graph, recipe.device), **dict.fromkeys(_uncertain(graph), math.inf)}
+    return estimated, estimated
+
+
+def _step_us(
+    plain: Traced, graph: Graph, model: nn.Module, sample: Sample, recipe: Recipe, *, runs_here: bool
+) -> Mapping[str, float]:
+    """Microseconds of the operations of a step before the graph is rewritten, by name."""
+    if runs_here:
+        return own_times(plain.module, graph, model, sample, steps=3, time_limit_s=2.0)
+    return roofline_times(graph, recipe.device)
+
+
+def _own_us(graph: Graph, fresh_us: Mapping[str, float], in_place_us: Mapping[str, float]) -> dict[str, float]:
+    """Microseconds of the model's own operations as the eager run does them, by name."""
+    return {
+        each.name: fresh_us[each.name] if each.overwrites is None else in_place_us[each.name]
+        for each in graph.operations
+    }
+
+
+def _before_rewriting(plain_us: Mapping[str, float], own_us: Mapping[str, float]) -> float:
+    """What a step takes before it is rewritten: what both have as after, the rest scaled as what both have is.
+
+    The two were measured at different moments, when other programs may have left more or less of the machine.
+    """
+    common = plain_us.keys() & own_us.keys()
+    common_us = sum(own_us[name] for name in common)
+    scale = common_us / max(sum(plain_us[name] for name in common), 1e-9)
+    return common_us + scale * sum(time_us for name, time_us in plain_us.items() if name not in common)
+
+
+def _rewrites(plain: Graph, graph: Graph) -> tuple[str, ...]:
+    """Lean operators that stand among the model's own operations."""
+    own = {name_of(function): each.name for each in LEAN_OPERATORS for function in each.functions}
+    found = {own[each.target] for each in graph.operations if each.target in own}
+    return tuple(sorted(found - {own.get(each.target) for each in plain.operations}))
+
+
+def _uncertain(graph: Graph) -> list[str]:
+    """Alternatives that may be used only where they were seen to make the same bits."""
+    return [each.name for each in graph.alternatives if not find_lean_operator(each.technique).certain]
+
+
+def _names(graph: Graph) -> list[str]:
+    return [each.name for each in (*graph.operations, *graph.alternatives)]
+
+
+def step_optimizer_memory(
+    optimizer: OptimizerLike | None, model: nn.Module, graph: Graph, target: Device | None
+) -> OptimizerMemory:
+    """What an optimizer keeps and needs for the parameters that get a gradient."""
+    if optimizer is None:
+        return OptimizerMemory()
+    trained = {graph.storages[parameter].name for parameter, _ in graph.trained}
+    return optimizer_memory(
+        optimizer,
+        list(model.parameters()),
+        for_cuda=is_for_cuda(model, target),
+        without_gradient=[parameter for name, parameter in model.named_parameters() if name not in trained],
+    )
+
+
+def with_beside(memory: OptimizerMemory, recipe: Recipe) -> OptimizerMemory:
+    """What lives beside the model all along counts as optimizer state does."""
+    return dataclasses.replace(memory, state_bytes=memory.state_bytes + recipe.beside_bytes)
+
+
+def could_run_here(graph: Graph, optimizer: OptimizerMemory) -> bool:
+    """Whether this machine has the memory for the step itself, and so for its operators."""
+    least_bytes = simulate(graph, identity_program(graph), optimizer=optimizer).peak_bytes
+    return least_bytes < int(psutil.virtual_memory().available)

@@ -1,0 +1,93 @@
+"""What is wished for: a budget, what plans may do, and everything else that decides one but model and sample."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from memfit.errors import InvalidBudget, InvalidInput
+from memfit.measure.devices import Device
+from memfit.measure.optimizer import OptimizerLike
+from memfit.measure.probe import Progress
+from memfit.plan.select import Selection
+from memfit.plan.solve import Report
+from memfit.spelling import suggestion
+from memfit.units import parse_bytes
+
+Budget = int | float | str | None
+
+EXACT = ("recompute", "lean")  # what plans may do unless told otherwise: the numbers stay the same bit for bit
+
+TECHNIQUES = {
+    "recompute": "compute values of the forward pass again",
+    "lean": "operators that keep less and give the same bits",
+    "chunk": "linear and cross-entropy in chunks: rounds differently, as closely",
+    "offload": "kept activations in the next memory tier, host memory for a GPU, a file in TMPDIR for a CPU: exact",
+    "16-bit": "kept activations in 16 bits: lossy",
+    "8-bit": "kept activations in 8 bits: lossy",
+    "4-bit": "kept activations in 4 bits: lossy",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides a plan but the model and the sample."""
+
+    budget: Budget = None
+    optimizer: OptimizerLike | None = None
+    allow: tuple[str, ...] = EXACT
+    recompute: tuple[Selection, ...] = ()
+    keep: tuple[Selection, ...] = ()
+    backward_from: str = "auto"
+    outputs: str = "all"
+    device: Device | None = None  # None: where the model is
+    beside_bytes: int = 0  # live all along and not the model's: gradients of earlier batches, other models
+    time_limit_s: float = 8.0
+    report: Report | None = None
+    progress: Progress | None = None
+
+    @property
+    def is_unplanned(self) -> bool:
+        return self.budget is None and not self.recompute and not self.rewrites
+
+    @property
+    def rewrites(self) -> tuple[str, ...]:
+        """Techniques that change the graph before it is planned."""
+        return tuple(each for each in self.allow if each == "chunk")
+
+    def __post_init__(self) -> None:
+        check_techniques(self.allow)
+        check_budget(self.budget)
+
+
+def check_techniques(names: Sequence[str]) -> None:
+    """Refuse a technique that does not exist, and say what the others mean."""
+    unknown = [each for each in names if each not in TECHNIQUES]
+    if unknown:
+        known = "; ".join(f"{name!r} ({meaning})" for name, meaning in TECHNIQUES.items())
+        near = suggestion(unknown[0], TECHNIQUES)
+        raise InvalidInput(f"unknown technique {unknown[0]!r}{near}; known are {known}")
+
+
+def check_budget(budget: Budget) -> None:
+    """Refuse what cannot be a budget before anything is captured."""
+    if budget is None or budget == "smallest":
+        return
+    if isinstance(budget, float) and budget <= 1:
+        if not budget > 0:
+            raise InvalidBudget(f"a budget is a positive number of bytes or a fraction up to 1, {budget!r} was given")
+        return
+    parse_bytes(budget)
+
+
+def check_fractions(fractions: Sequence[float]) -> None:
+    """Refuse what cannot be a part of the activations."""
+    for fraction in fractions:
+        if not 0 < fraction <= 1:
+            raise InvalidBudget(f"a fraction of the activation part is above 0 and at most 1, {fraction!r} was given")
+
+
+def budget_bytes(budget: Budget, unplanned_peak_bytes: int) -> int:
+    """A budget in bytes: a fraction is one of the unplanned peak."""
+    assert budget is not None
+    if isinstance(budget, float) and budget <= 1:
+        return int(budget * unplanned_peak_bytes)
+    return parse_bytes(budget)
