@@ -18,7 +18,8 @@ from memfit.errors import InfeasibleBudget, first_line
 
 FRACTIONS = (0.66, 0.60, 0.53, 0.46, 0.40, 0.33)
 QUICK_FRACTIONS = (0.66, 0.53, 0.40, 0.33)  # those that promises speak of
-PAIRS = 5
+PAIRS = 7
+SECONDS = 25.0  # of pairs of steps, where more than those fit in
 
 _planner: Any = memfit  # plan, apply and remove; tests put another one here
 
@@ -52,7 +53,7 @@ def eager_run(subject: Subject, *, with_time: bool) -> EagerRun:
     return EagerRun(
         persistent_bytes=persistent_bytes(subject),
         peak_bytes=peak_bytes(subject, subject.model),
-        step_s=interleaved(subject, subject.model, pairs=PAIRS)[0] if with_time else 0.0,
+        step_s=interleaved(subject, subject.model, pairs=PAIRS).eager_s if with_time else 0.0,
     )
 
 
@@ -85,12 +86,14 @@ def _measured(
     _planner.apply(plan, planned)
     try:
         differences = comparison.differences(planned)
+        times = interleaved(subject, planned, pairs=PAIRS, seconds=SECONDS)
         return Measured(
             budget_bytes=plan.peak_bytes if isinstance(budget, str) else budget,
             predicted_bytes=plan.peak_bytes,
             measured_bytes=peak_bytes(subject, planned),
             predicted_slowdown=plan.slowdown,
-            measured_slowdown=interleaved(subject, planned, pairs=PAIRS)[1] - 1,
+            measured_slowdown=times.ratio - 1,
+            measured_error=times.error,
             lower_bound=plan.lower_bound,
             gap=plan.gap,
             plan_s=plan.plan_seconds,

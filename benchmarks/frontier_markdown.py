@@ -40,6 +40,8 @@ def markdown(record: CaseRecord) -> str:
         "measured": lambda each: each.measured_slowdown,
     }
     lines += [_line(name, (f"{100 * value(each):.1f}" for each in measured)) for name, value in rows.items()]
+    if any(each.measured_error for each in measured):
+        lines.append(_line("its standard error", (f"{100 * each.measured_error:.1f}" for each in measured)))
     for name in dict.fromkeys([CHECKPOINT, *(peer.peer for peer in record.peers)]):
         lines.append(_line(_peer_name(name), (_peer(record, each, name) for each in measured)))
     published = [monet(record.case, fraction) for fraction, _ in points]

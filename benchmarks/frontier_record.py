@@ -60,6 +60,7 @@ class Measured:
     plan_s: float
     differing: list[str]  # what does not equal eager bit for bit
     largest_difference: float  # relative, 0.0 if all is equal
+    measured_error: float = 0.0  # standard error of the measured slowdown; 0.0 where it was not recorded
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -81,7 +81,7 @@ def _cells(record: CaseRecord, point: MemfitPoint) -> Iterator[str]:
     allowed = allowed_slowdown(point.fraction, seen.lower_bound)
     yield _marked(f"{seen.predicted_slowdown:+.1%}", allowed is None or seen.predicted_slowdown <= allowed)
     off = abs(seen.measured_slowdown - seen.predicted_slowdown)
-    yield _marked(f"{seen.measured_slowdown:+.1%}", off <= PREDICTION_TOLERANCE)
+    yield _marked(f"{seen.measured_slowdown:+.1%} ±{100 * seen.measured_error:.1f}", off <= PREDICTION_TOLERANCE)
     yield f"{seen.gap:.1%}"
     yield _marked(f"{seen.plan_s:.1f}", seen.plan_s <= PLAN_SECONDS)
     is_near = seen.largest_difference <= LARGEST_DIFFERENCE

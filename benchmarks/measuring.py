@@ -1,9 +1,10 @@
 """Peak and time of one forward and backward pass, the same way for memfit and its peers."""
 
 import dataclasses
+import math
 import statistics
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -50,18 +51,34 @@ def persistent_bytes(subject: Subject) -> int:
     return held
 
 
-def interleaved(subject: Subject, other: nn.Module, *, pairs: int) -> tuple[float, float]:
-    """Seconds of an eager step, and the other's ratio to it: medians over pairs of steps in both orders."""
+class Interleaved(NamedTuple):
+    """Steps of two models in turns."""
+
+    eager_s: float  # a step
+    ratio: float  # of the other's step to that
+    error: float  # standard error of the ratio
+
+
+def interleaved(subject: Subject, other: nn.Module, *, pairs: int, seconds: float = 0.0) -> Interleaved:
+    """Medians over pairs of steps in both orders; more pairs than asked for until `seconds` have passed."""
     for model in (subject.model, other):
         _seconds(subject, model)
     eager_times: list[float] = []
     ratios: list[float] = []
-    for number in range(pairs):
-        order = (subject.model, other) if number % 2 else (other, subject.model)
-        seconds = {id(model): _seconds(subject, model) for model in order}
-        eager_times.append(seconds[id(subject.model)])
-        ratios.append(seconds[id(other)] / eager_times[-1])
-    return statistics.median(eager_times), statistics.median(ratios)
+    end = time.perf_counter() + seconds
+    while len(ratios) < pairs or time.perf_counter() < end:
+        order = (subject.model, other) if len(ratios) % 2 else (other, subject.model)
+        taken = {id(model): _seconds(subject, model) for model in order}
+        eager_times.append(taken[id(subject.model)])
+        ratios.append(taken[id(other)] / eager_times[-1])
+    return Interleaved(statistics.median(eager_times), statistics.median(ratios), _error_of_median(ratios))
+
+
+def _error_of_median(values: list[float]) -> float:
+    """What a median is off by, as the spread around it tells; outliers count little."""
+    middle = statistics.median(values)
+    deviation = 1.48 * statistics.median(abs(each - middle) for each in values)  # that of a normal distribution
+    return 1.25 * deviation / math.sqrt(len(values))
 
 
 def _seconds(subject: Subject, model: nn.Module) -> float:

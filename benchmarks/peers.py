@@ -20,6 +20,7 @@ from benchmarks.measuring import Subject, interleaved, peak_bytes
 from benchmarks.segments import checkpointed, find_runs, segment_sizes, segments, square_root_size
 
 PAIRS = 3
+SECONDS = 10.0  # of pairs of steps, where more than those fit in
 BUDGETS = tuple(tenths / 10 for tenths in range(10, 0, -1))
 QUICK_BUDGETS = (0.5, 0.2)
 
@@ -68,7 +69,7 @@ def _measured(
             model = make_model()
             subject.step(model)  # compiles, and warms up
             peak = peak_bytes(subject, model)
-            _, time_ratio = interleaved(subject, model, pairs=PAIRS)
+            time_ratio = interleaved(subject, model, pairs=PAIRS, seconds=SECONDS).ratio
     except _TooLong:
         return PeerPoint(peer=peer, setting=setting, reason=f"not done after {limit_s:.0f} s")
     except Exception as error:  # a peer may fail in any way; it must not end the benchmark

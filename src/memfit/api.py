@@ -74,7 +74,7 @@ def plan(
     device: str | None = None,
     outputs: str = "all",
     backward_from: str = "auto",
-    time_limit: float = 8.0,
+    time_limit: float = 6.0,
     report: Report | None = None,
     progress: Progress | None = None,
 ) -> Plan:
@@ -140,7 +140,7 @@ def fit(
     keep: Selections = (),
     outputs: str = "all",
     backward_from: str = "auto",
-    time_limit: float = 8.0,
+    time_limit: float = 6.0,
     report: Report | None = None,
     progress: Progress | None = None,
 ) -> nn.Module:

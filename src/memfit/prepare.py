@@ -15,12 +15,13 @@ from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
 from memfit.describe import device_of, granularity_bytes, is_fake, is_for_cuda
-from memfit.execute.timing import operation_times, own_times
+from memfit.execute.timing import is_slow, operation_times, own_times
 from memfit.ir import Compute, Graph, OptimizerMemory, Program
 from memfit.measure.allocations import Quiet, operator_costs, with_real_sizes, workspace_bytes
 from memfit.measure.cost import OperatorCost
 from memfit.measure.devices import Device
 from memfit.measure.optimizer import OptimizerLike, optimizer_memory
+from memfit.measure.probe import measured_costs
 from memfit.measure.roofline import roofline_times
 from memfit.ops.registry import LEAN_OPERATORS, find_lean_operator, name_of
 from memfit.plan.captured import CapturedStep
@@ -28,6 +29,8 @@ from memfit.plan.identity import identity_program
 from memfit.plan.problem import Costs, handed_out_together
 from memfit.plan.simulate import simulate
 from memfit.recipe import Recipe
+
+_PLAIN_STEPS_S = 2.0  # for steps as they are before the graph is rewritten
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +47,7 @@ class Prepared:
     unplanned_step_us: float | None  # of its operators; None: those of the graph, which was not rewritten
     times_measured: bool
     rewrites: tuple[str, ...]
-    seconds: float
+    seconds: float  # that tracing and measuring took
     quiet: Quiet
 
     def peak_bytes(self, program: Program) -> int:
@@ -125,8 +128,8 @@ def prepare(
     if plain.is_rewritten_as(eager):
         plain_costs = operator_costs(plain.graph, device, recipe.progress, quiet) if measured else {}
         sized_plain, plain_workspaces = _with_costs(plain.graph, plain_costs)
-        plain_us = _step_us(plain, sized_plain, model, sample, recipe, runs_here=runs_here)
-        step_us = _before_rewriting(plain_us, _own_us(sized, fresh_us, in_place_us))
+        plain_us = _step_us(plain, sized_plain, eager, model, sample, recipe, runs_here=runs_here)
+        step_us = _before_rewriting(plain.graph, plain_us, _own_us(sized, fresh_us, in_place_us))
     else:
         sized_plain, plain_workspaces = sized, workspaces
     unplanned = simulate(
@@ -153,7 +156,7 @@ def prepare(
         unplanned_step_us=step_us,
         times_measured=runs_here,
         rewrites=_rewrites(plain.graph, graph),
-        seconds=time.monotonic() - start,
+        seconds=joint.seconds + time.monotonic() - start,
         quiet=Quiet.of(eager, costs),
     )
 
@@ -197,12 +200,21 @@ def _times(
 
 
 def _step_us(
-    plain: Traced, graph: Graph, model: nn.Module, sample: Sample, recipe: Recipe, *, runs_here: bool
+    plain: Traced, graph: Graph, rewritten: Graph, model: nn.Module, sample: Sample, recipe: Recipe, *, runs_here: bool
 ) -> Mapping[str, float]:
-    """Microseconds of the operations of a step before the graph is rewritten, by name."""
-    if runs_here:
-        return own_times(plain.module, graph, model, sample, steps=3, time_limit_s=2.0)
-    return roofline_times(graph, recipe.device)
+    """Microseconds of the operations of a step before the graph is rewritten, by name.
+
+    Where a step takes seconds, only of those that are not in the rewritten graph, each run alone.
+    """
+    if not runs_here:
+        return roofline_times(graph, recipe.device)
+    if not is_slow(graph, _PLAIN_STEPS_S):
+        return own_times(plain.module, graph, model, sample, steps=3, time_limit_s=_PLAIN_STEPS_S)
+    gone = {each.name for each in graph.operations} - {each.name for each in rewritten.operations}
+    signatures = {each.name: each.signature for each in graph.operations if each.name in gone and each.signature}
+    costs = measured_costs(signatures.values(), device=device_of(model), timed=True)
+    times_us = {name: costs[signature].time_us for name, signature in signatures.items() if signature in costs}
+    return {name: time_us for name, time_us in times_us.items() if time_us is not None}
 
 
 def _own_us(graph: Graph, fresh_us: Mapping[str, float], in_place_us: Mapping[str, float]) -> dict[str, float]:
@@ -213,15 +225,15 @@ def _own_us(graph: Graph, fresh_us: Mapping[str, float], in_place_us: Mapping[st
     }
 
 
-def _before_rewriting(plain_us: Mapping[str, float], own_us: Mapping[str, float]) -> float:
+def _before_rewriting(plain: Graph, plain_us: Mapping[str, float], own_us: Mapping[str, float]) -> float:
     """What a step takes before it is rewritten: what both have as after, the rest scaled as what both have is.
 
     The two were measured at different moments, when other programs may have left more or less of the machine.
     """
-    common = plain_us.keys() & own_us.keys()
-    common_us = sum(own_us[name] for name in common)
-    scale = common_us / max(sum(plain_us[name] for name in common), 1e-9)
-    return common_us + scale * sum(time_us for name, time_us in plain_us.items() if name not in common)
+    common_us = sum(own_us[each.name] for each in plain.operations if each.name in own_us)
+    twice = plain_us.keys() & own_us.keys()
+    scale = sum(own_us[name] for name in twice) / max(sum(plain_us[name] for name in twice), 1e-9) if twice else 1.0
+    return common_us + scale * sum(time_us for name, time_us in plain_us.items() if name not in own_us)
 
 
 def _rewrites(plain: Graph, graph: Graph) -> tuple[str, ...]:

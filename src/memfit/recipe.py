@@ -40,7 +40,7 @@ class Recipe:
     outputs: str = "all"
     device: Device | None = None  # None: where the model is
     beside_bytes: int = 0  # live all along and not the model's: gradients of earlier batches, other models
-    time_limit_s: float = 8.0
+    time_limit_s: float = 6.0
     report: Report | None = None
     progress: Progress | None = None
 

@@ -40,10 +40,20 @@ def test_pairs_run_in_both_orders_after_a_warm_up_and_medians_count(monkeypatch:
         return times[order[-1]].pop(0)
 
     monkeypatch.setattr(measuring, "_seconds", seconds)
-    assert interleaved(subject, other, pairs=3) == (2.0, 1.5)
+    times = interleaved(subject, other, pairs=3)
+    assert (times.eager_s, times.ratio) == (2.0, 1.5)
+    assert times.error == pytest.approx(1.25 * 1.48 * 0.4 / 3**0.5)  # deviations of 0.0, 0.4 and 0.5
     assert order == ["eager", "other", "other", "eager", "eager", "other", "other", "eager"]
 
 
 def test_eager_against_itself_is_one_model_measured_twice() -> None:
     subject = Subject.of(CASE)
-    assert interleaved(subject, subject.model, pairs=1)[0] > 0
+    assert interleaved(subject, subject.model, pairs=1).eager_s > 0
+
+
+def test_pairs_go_on_while_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = Subject.of(CASE)
+    steps: list[nn.Module] = []
+    monkeypatch.setattr(measuring, "_seconds", lambda _, model: steps.append(model) or 1.0)
+    interleaved(subject, subject.model, pairs=2, seconds=0.05)
+    assert len(steps) > 2 * (2 + 1)

@@ -133,10 +133,38 @@ def test_the_gradient_of_a_tied_parameter_takes_time_to_add_up():
 )
 def test_steps_are_as_many_as_asked_for_and_the_time_allows(steps, seconds, plain, other, monkeypatch):
     runs = []
+    monkeypatch.setattr(timing, "is_slow", lambda *_: False)
     run = timing._Step.run
     monkeypatch.setattr(timing._Step, "run", lambda self, **options: runs.append(bool(options)) or run(self, **options))
     timed(nn.Linear(2, 2), torch.randn(1, 2), steps=steps, time_limit_s=seconds)
     assert (runs.count(False), runs.count(True)) == (plain, other)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_slow_step_is_run_once_and_times_all_forms(name, monkeypatch):
+    make_model, make_batch = MODELS[name]
+    runs = []
+    run_both = timing._Step.run_both
+    monkeypatch.setattr(timing._Step, "run_both", lambda self: runs.append(self) or run_both(self))
+    monkeypatch.setattr(timing._Step, "run", lambda *_args, **_options: pytest.fail("run twice"))
+    graph, times = timed(make_model(), make_batch(), ("lean",), steps=5, time_limit_s=0.0)
+    assert len(runs) == 1
+    operations = (*graph.operations, *graph.alternatives)
+    assert list(times.fresh_us) == [each.name for each in operations]
+    assert list(times.in_place_us) == [each.name for each in operations if each.may_overwrite is not None]
+    assert all(each > 0 for each in (*times.fresh_us.values(), *times.in_place_us.values()))
+
+
+def test_of_calls_that_look_alike_a_few_are_run_in_other_forms_in_a_slow_step():
+    layers = [layer for _ in range(8) for layer in (nn.Linear(8, 8), nn.ReLU())]
+    joint, graph, model, sample = captured(nn.Sequential(*layers), torch.randn(4, 8), ("lean",))
+    step = timing._Step(joint.graph_module, graph, model, sample)
+    with step.running():
+        plain, other = step.run_both()
+    relus = [each.name for each in graph.operations if each.target == "aten.relu.default"]
+    assert len(relus) == 8
+    assert all(name in plain for name in relus)
+    assert sum(name in other for name in relus) == timing._SAMPLES
 
 
 def test_a_caller_in_the_middle_of_something_is_not_disturbed():

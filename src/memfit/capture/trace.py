@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import operator
 import threading
+import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ class Joint:
     cast_anew: tuple[str, ...] = ()  # parameters that autocast casts once and the trace at every use
     avoided_values: bool = False  # traced with `tracing_flags`: libraries may have taken another way than eager
     changed_attributes: tuple[str, ...] = ()  # plain attributes that the forward sets, and a captured call would not
+    seconds: float = 0.0  # that tracing took
 
     @property
     def graph_module(self) -> fx.GraphModule:
@@ -70,12 +72,13 @@ def traced(
     if outputs not in ("all", "loss"):
         raise InvalidInput(f'outputs is "all" or "loss", {outputs!r} was given')
     with _ONE_AT_A_TIME, contextlib.ExitStack() as stack:
+        start = time.monotonic()
         snapshot = Snapshot(model)
         stack.callback(snapshot.restore)
         subject = _Subject(model, snapshot, backward_from, with_hooks, outputs)
         joint = _export(stack, subject, _as_fake_as(model, sample))
         snapshot.restore()  # torch puts back what it traced with by name, which forgets parts that have two
-        yield joint
+        yield dataclasses.replace(joint, seconds=time.monotonic() - start)
 
 
 _ONE_AT_A_TIME = threading.RLock()  # a trace changes modules and global hooks for a while

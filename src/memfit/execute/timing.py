@@ -13,6 +13,11 @@ Note [Other forms]
     alternatives where they stand in the graph. What an operator would overwrite is copied first,
     outside the measured time, so that everything reads the same numbers as in a plain step.
 
+Note [Slow steps]
+    A step that takes seconds is run once, not twice: its operators in their plain form, and before some of them
+    their other form, whose result is dropped. Of calls that look alike a few are enough, and only such models are
+    slow that repeat the same layers.
+
 Note [Equal calls]
     Calls of one signature take the same time, up to what else happens on the machine, which makes some
     slower and none faster. What a quarter of them, over all steps, stay below is what each is said to take:
@@ -26,7 +31,7 @@ Note [Disturbed steps]
 Note [Seen to be equal]
     What an exact alternative makes is compared bit for bit with what the model's own operator made of the
     same numbers, once, on this machine: libraries choose their algorithms by shape and processor. One that
-    differs takes forever, so that no plan has it.
+    differs takes forever, so that no plan has it, and so do those that look like it.
 
 Note [Nothing remains]
     Operators run below autograd and write only into what the step itself made: parameters,
@@ -39,7 +44,7 @@ import dataclasses
 import logging
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -53,12 +58,15 @@ from memfit.capture.sample import Sample
 from memfit.capture.trace import ROOT
 from memfit.errors import InvalidModel
 from memfit.ir import Graph, Operation
+from memfit.measure.roofline import roofline_times
 from memfit.ops.calls import faithful_call
 from memfit.ops.inplace import in_place_form
 from memfit.ops.registry import find_lean_operator
 from memfit.tensors import same_bits, tensors_in
 
 log = logging.getLogger(__name__)
+
+_SAMPLES = 3  # calls that look alike, of which other forms are timed in a slow step
 
 _Times = dict[str, float]  # microseconds by the name of an operation
 _Typical = dict[tuple[str, bool], float]  # microseconds by signature and whether it ran in place
@@ -88,7 +96,8 @@ def operation_times(
     the time limit, but one of each kind is run, see Note [Other forms].
     """
     step = _Step(module, graph, model, sample)
-    plain, other = _undisturbed(graph, *_timed_steps(step, steps, time_limit_s))
+    timed_steps = _timed_slow_steps if is_slow(graph, time_limit_s) else _timed_steps
+    plain, other = _undisturbed(graph, *timed_steps(step, steps, time_limit_s))
     typical = _typical(graph, plain, other)
     per_byte_us = _per_byte_us(graph, typical)
     fresh_us: _Times = {}
@@ -104,9 +113,11 @@ def operation_times(
         else:  # an alternative that overwrites, which into new memory moves as much as a copy on top
             copied_bytes = 2 * graph.storages[operation.outputs[0]].size_bytes
             fresh_us[operation.name] = typical[operation.signature, True] + per_byte_us * copied_bytes
-    for name in step.unequal:
-        log.info("%s does not make the same bits as the model's own operator here and is left out", name)
-        fresh_us[name] = in_place_us[name] = math.inf
+    unequal = {each.signature for each in graph.alternatives if each.name in step.unequal}
+    for alternative in graph.alternatives:
+        if alternative.signature in unequal:
+            log.info("%s does not make the same bits as the model's own operator here", alternative.name)
+            fresh_us[alternative.name] = in_place_us[alternative.name] = math.inf
     return OperationTimes(fresh_us=fresh_us, in_place_us=in_place_us)
 
 
@@ -134,8 +145,8 @@ def own_times(
 def _undisturbed(graph: Graph, plain: Sequence[_Times], other: Sequence[_Times]) -> tuple[list[_Times], list[_Times]]:
     """See Note [Disturbed steps]."""
     alike = [each.name for each in graph.operations if each.signature and each.may_overwrite is None]
-    together_us = [sum(run[name] for name in alike) for run in (*plain, *other)]
-    least_us = min(together_us)
+    together_us = [sum(run.get(name, 0.0) for name in alike) for run in (*plain, *other)]
+    least_us = min((each for each in together_us if each), default=0.0)
     scaled = [
         {name: time_us * least_us / total_us for name, time_us in run.items()} if total_us > 0 else run
         for run, total_us in zip((*plain, *other), together_us, strict=True)
@@ -152,12 +163,16 @@ def _typical(graph: Graph, plain: Sequence[_Times], other: Sequence[_Times]) -> 
         in_place = operation.overwrites is not None
         samples[operation.signature, in_place] += [run[operation.name] for run in plain]
         if operation.may_overwrite is not None:
-            samples[operation.signature, not in_place] += [run[operation.name] for run in other]
+            samples[operation.signature, not in_place] += _seen(operation, other)
     samples = defaultdict(list, {form: times for form, times in samples.items() if times})
     for alternative in graph.alternatives:
         in_place = alternative.may_overwrite is not None
-        samples[alternative.signature, in_place] += [run[alternative.name] for run in other]
+        samples[alternative.signature, in_place] += _seen(alternative, other)
     return {form: sorted(times)[len(times) // 4] for form, times in samples.items()}
+
+
+def _seen(operation: Operation, runs: Sequence[_Times]) -> list[float]:
+    return [run[operation.name] for run in runs if operation.name in run]
 
 
 def _per_byte_us(graph: Graph, typical: _Typical) -> float:
@@ -184,6 +199,22 @@ def _timed_steps(step: "_Step", steps: int, time_limit_s: float) -> tuple[list[_
     return plain[1:] or plain, other[1:] or other
 
 
+def is_slow(graph: Graph, time_limit_s: float) -> bool:
+    """Whether few steps fit into the time, see Note [Slow steps]; real operators take longer than these."""
+    estimated_us = roofline_times(graph)
+    return sum(estimated_us[each.name] for each in graph.operations) > time_limit_s * 1e6 / 4
+
+
+def _timed_slow_steps(step: "_Step", steps: int, time_limit_s: float) -> tuple[list[_Times], list[_Times]]:
+    """Times in the plain form and in others, seen in the same steps, see Note [Slow steps]."""
+    deadline = time.perf_counter() + time_limit_s
+    runs: list[tuple[_Times, _Times]] = []
+    with step.running():
+        while not runs or (len(runs) < steps and time.perf_counter() < deadline):
+            runs.append(step.run_both())
+    return [plain for plain, _ in runs], [other for _, other in runs]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _Call:
     """A node of the graph, ready to run."""
@@ -193,6 +224,7 @@ class _Call:
     copies_first: bool  # its first argument is overwritten and may still be needed
     dying: tuple[fx.Node, ...]  # nobody reads them afterwards
     compared: tuple[fx.Node, ...]  # nor these, when they have been compared, see Note [Seen to be equal]
+    is_extra: bool = False  # its result is dropped, see Note [Slow steps]
 
 
 class _Step:
@@ -201,8 +233,10 @@ class _Step:
     def __init__(self, module: fx.GraphModule, graph: Graph, model: nn.Module, sample: Sample) -> None:
         operations = {operation.name: operation for operation in (*graph.operations, *graph.alternatives)}
         self._timed = operations.keys()
+        self._alternatives = {operation.name for operation in graph.alternatives}
         self._plain = _calls(module, operations, other_forms=False)
         self._other = _calls(module, operations, other_forms=True)
+        self._both = _both_calls(module, operations)
         self._inputs = _inputs(module.graph, model, sample)
         tensors = tensors_in(list(self._inputs.values()))
         if any(isinstance(tensor, _torch.FakeTensor) for tensor in tensors):
@@ -227,11 +261,22 @@ class _Step:
 
     def run(self, *, other_forms: bool = False) -> _Times:
         """Microseconds of every operation; with other forms, see Note [Other forms]."""
+        return self._run(self._other if other_forms else self._plain)[0]
+
+    def run_both(self) -> tuple[_Times, _Times]:
+        """Microseconds of every operation in its plain form, and of some in others, see Note [Slow steps]."""
+        return self._run(self._both)
+
+    def _run(self, calls: Sequence[_Call]) -> tuple[_Times, _Times]:
         mark = _cuda_mark if self._cuda else time.perf_counter
         values = dict(self._inputs)
         waiting: list[tuple[Any, Any]] = []  # views, for the operation that follows
         spans: dict[str, list[tuple[Any, Any]]] = {}
-        for call in self._other if other_forms else self._plain:
+        extra: dict[str, list[tuple[Any, Any]]] = {}
+        for call in calls:
+            if call.is_extra:
+                extra[call.node.name] = [_run_extra(call, values, mark)]
+                continue
             waiting.append(_run(call, values, mark))
             self._compare(call.node, values)
             for node in call.compared:
@@ -240,7 +285,9 @@ class _Step:
                 spans[call.node.name], waiting = waiting, []
         for device in self._cuda:
             torch.cuda.synchronize(device)
-        return {name: sum(_microseconds(*span) for span in each) for name, each in spans.items()}
+        return _summed(spans), _summed(extra) | _summed(
+            {name: each for name, each in spans.items() if name in self._alternatives}
+        )
 
     def _compare(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> None:
         """See Note [Seen to be equal]."""
@@ -254,6 +301,16 @@ class _Step:
         proves_nothing = not operator.certain and not all(own.any() for _, own in pairs)  # zeros are always equal
         if proves_nothing or not all(same_bits(made, own) for made, own in pairs):
             self.unequal.add(node.name)
+
+
+def _summed(spans: Mapping[str, list[tuple[Any, Any]]]) -> _Times:
+    return {name: sum(_microseconds(*span) for span in each) for name, each in spans.items()}
+
+
+def _run_extra(call: _Call, values: Mapping[fx.Node, Any], mark: Callable[[], Any]) -> tuple[Any, Any]:
+    """Run a call beside the step."""
+    kept = dict.fromkeys(call.node.all_input_nodes)
+    return _run(call, {node: values[node] for node in kept}, mark)
 
 
 def _run(call: _Call, values: dict[fx.Node, Any], mark: Callable[[], Any]) -> tuple[Any, Any]:
@@ -278,6 +335,30 @@ def _calls(module: fx.GraphModule, operations: Mapping[str, Operation], *, other
         for node in nodes
         if node.op not in {"placeholder", "output"}
     ]
+
+
+def _both_calls(module: fx.GraphModule, operations: Mapping[str, Operation]) -> list[_Call]:
+    """Every operation in its plain form, and a few of those that look alike in the other one too."""
+    seen: Counter[str] = Counter()
+    sampled: set[fx.Node] = set()
+    for node in module.graph.nodes:
+        operation = operations.get(node.name)
+        has_other_form = operation is not None and (operation.may_overwrite is not None or is_alternative(node))
+        if operation is not None and has_other_form and seen[operation.signature] < _SAMPLES:
+            seen[operation.signature] += 1
+            sampled.add(node)
+    nodes = [node for node in module.graph.nodes if not is_alternative(node) or node in sampled]
+    dying = _dying(nodes)
+    calls: list[_Call] = []
+    for node in nodes:
+        if node.op in {"placeholder", "output"}:
+            continue
+        operation = operations.get(node.name)
+        if node in sampled and not is_alternative(node):
+            other = _call(module, node, operation, [], other_forms=True)
+            calls.append(dataclasses.replace(other, is_extra=True))
+        calls.append(_call(module, node, operation, dying[node], other_forms=is_alternative(node)))
+    return calls
 
 
 def _call(

@@ -52,7 +52,7 @@ def fit(
     *,
     allow: Sequence[str] = EXACT,
     buckets: Buckets | int | None = 8,
-    time_limit: float = 8.0,
+    time_limit: float = 6.0,
     measure_every: int = 100,
 ) -> Trainer:
     """Train inside a budget: the same trainer, its model planned; see Note [What the trainer does].

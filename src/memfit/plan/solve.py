@@ -102,7 +102,7 @@ class Planner:
                 least.append(turn.during_bytes + own_bytes + way.workspace_bytes)
             yield min(least), turn.ways[0].operation
 
-    def solve(self, budget_bytes: int, *, time_limit_s: float = 8.0, report: Report | None = None) -> Solution:
+    def solve(self, budget_bytes: int, *, time_limit_s: float = 6.0, report: Report | None = None) -> Solution:
         """The best plan under a budget found in time. Raises InfeasibleBudget if there is none or none is found."""
         solution = _Search(self, budget_bytes, time_limit_s, report).run()
         if solution is None:
@@ -113,7 +113,7 @@ class Planner:
         self.found.append(solution.expansion)
         return solution
 
-    def smallest(self, *, time_limit_s: float = 8.0) -> Solution:
+    def smallest(self, *, time_limit_s: float = 6.0) -> Solution:
         """A plan whose peak is as low as can be found: between what failed and what was found the middle is tried."""
         floor_bytes = failed_bytes = self.floor_bytes()
         found_bytes = max(floor_bytes, self.unplanned.peak_bytes)
