@@ -9,6 +9,10 @@
     A forward graph returns changed inputs first, then the results, then what the backward graph needs.
 `split_joint` rests on `_extract_fwd_bwd_modules`
     Two graph modules from a joint graph and the list of saved nodes.
+`decomposed` rests on `make_fx` and Inductor's `select_decomp_table`
+    Operators as Inductor wants them: primitive ones, that it writes kernels of.
+`compile_graph` rests on `compile_fx_inner`, `TracingContext`, `CompiledFxGraph.current_callable`
+    A graph of primitive operators as a function of a list of tensors, which it empties.
 `eager_dispatch` rests on `no_python_dispatcher`
     Composite operators decompose as in the eager run, see Note [Eager decompositions].
 `annotation` rests on `torch.fx.traceback.annotate`
@@ -50,6 +54,7 @@ Note [Released elsewhere]
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -63,13 +68,15 @@ from torch._dispatch.python import no_python_dispatcher as eager_dispatch
 from torch._functorch._aot_autograd.schemas import JointWithDescriptors
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 from torch._functorch.partitioners import _extract_fwd_bwd_modules
-from torch._guards import detect_fake_mode
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
 )
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
 
@@ -83,9 +90,11 @@ __all__ = [
     "StorageWeakRef",
     "annotation",
     "below_autograd",
+    "compile_graph",
     "compile_joint",
     "cuda_memory_events",
     "current_node",
+    "decomposed",
     "default_store",
     "detect_fake_mode",
     "eager_dispatch",
@@ -151,6 +160,39 @@ def split_joint(
     # Else dead-code elimination takes draws whose result nobody reads, and the generator falls behind.
     with torch._inductor.config.patch(fallback_random=True):
         return _extract_fwd_bwd_modules(joint, saved, saved_sym_nodes=[], num_fwd_outputs=forward_outputs)
+
+
+def decomposed(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> fx.GraphModule:
+    """A graph on primitive operators that computes what `module` does; `inputs` have no memory."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about torch's own ways
+        from torch._inductor.decomposition import select_decomp_table  # takes a second to import
+
+    mode = detect_fake_mode(inputs)
+    assert mode is not None
+    with no_modes(), torch.no_grad(), mode:
+        return make_fx(module, decomposition_table=select_decomp_table())(*inputs)
+
+
+def compile_graph(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[[list[Any]], Sequence[Any]]:
+    """Let Inductor compile a graph of primitive operators; what it makes has the layout that the graph says."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch._inductor.compile_fx import compile_fx_inner  # takes a second to import
+
+    output = module.graph.output_node()
+    results: Any = output.args[0]
+    output.meta["user_visible_output_idxs"] = list(range(len(results)))
+    output.meta["original_output_strides"] = [node.meta["val"].stride() for node in results]
+    mode = FakeTensorMode()  # the one the inputs are from may be another trace's
+    with no_modes(), torch.no_grad(), tracing(TracingContext(mode)), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about torch's own ways
+        with mode:
+            values = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in inputs]
+        FakeTensorProp(module, mode).propagate_dont_convert_inputs(*values)
+        compiled: Any = compile_fx_inner(module, values)
+    function: Callable[[list[Any]], Sequence[Any]] = compiled.current_callable
+    return function
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import psutil
 from torch import fx, nn
 
 from memfit.capture.alternatives import extend
+from memfit.capture.fuse import stretches_in
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
@@ -24,6 +25,7 @@ from memfit.measure.optimizer import OptimizerLike, optimizer_memory
 from memfit.measure.probe import measured_costs
 from memfit.measure.roofline import roofline_times
 from memfit.ops.registry import LEAN_OPERATORS, find_lean_operator, name_of
+from memfit.ops.stretch import compile_all
 from memfit.plan.captured import CapturedStep
 from memfit.plan.identity import identity_program
 from memfit.plan.problem import Costs, handed_out_together
@@ -114,9 +116,11 @@ def prepare(
     plain = before or Traced.of(joint)
     if before is None:
         extend(joint, recipe.allow)
-    eager = lower(joint)
     memory = with_beside(step_optimizer_memory(recipe.optimizer, model, plain.graph, recipe.device), recipe)
     measured = recipe.device is None and could_run_here(plain.graph, memory)
+    if measured:
+        compile_all(stretches_in(joint.graph_module.graph), recipe.progress)
+    eager = lower(joint)
     device = device_of(model)
     granularity = granularity_bytes(model, recipe.device)
     quiet = frozenset() if like is None else like.in_graph(eager)

@@ -21,6 +21,7 @@ TECHNIQUES = {
     "lean": "operators that keep less and give the same bits",
     "chunk": "linear and cross-entropy in chunks: rounds differently, as closely",
     "offload": "kept activations in the next memory tier, host memory for a GPU, a file in TMPDIR for a CPU: exact",
+    "inductor": "neighbouring operators compiled as one kernel, which values are made again inside: rounds differently",
     "16-bit": "kept activations in 16 bits: lossy",
     "8-bit": "kept activations in 8 bits: lossy",
     "4-bit": "kept activations in 4 bits: lossy",

@@ -15,6 +15,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit.capture.fuse import fuse
 from memfit.capture.nodes import FORM_OF, INHERITED, REMAKES, TECHNIQUE, is_alternative, is_backward, tensors_of
 from memfit.capture.rewrite import rewrite
 from memfit.capture.tie import tie
@@ -30,6 +31,8 @@ def extend(joint: Joint, techniques: Collection[str]) -> None:
         rewrite(joint)
     if "lean" in techniques:
         tie(joint)
+    if "inductor" in techniques:
+        fuse(joint)
     graph = joint.graph_module.graph
     writer = _Writer(graph)
     operators = chosen(techniques)

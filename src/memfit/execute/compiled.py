@@ -7,11 +7,13 @@ import torch
 from torch import fx
 
 from memfit import _torch
+from memfit.capture.fuse import stretches_in
 from memfit.capture.trace import Joint
 from memfit.errors import ExecutionError
 from memfit.execute.codegen import generate
 from memfit.execute.partition import planned_partition, unplanned_program
 from memfit.ir import Graph, Program
+from memfit.ops.stretch import compile_all
 
 Boxed = Callable[[list[Any]], list[Any]]  # empties the list it is given
 Around = Callable[[Boxed], Boxed]
@@ -44,9 +46,11 @@ class CompiledCall:
 
 def _compile(joint: Joint, graph: Graph, program: Program, around_backward: Around | None) -> Callable[..., Any]:
     def compile_forward(module: fx.GraphModule) -> Boxed:
+        compile_all(stretches_in(module.graph))
         return _without_views(generate(module.graph), _torch.result_places(joint.export))
 
     def compile_backward(module: fx.GraphModule) -> Boxed:
+        compile_all(stretches_in(module.graph))
         if around_backward is None:
             return generate(module.graph)
         function = around_backward(generate(module.graph))

@@ -12,12 +12,13 @@ import torch
 
 from memfit.ops.registry import find_function, name_of
 
+_NOT_COMPILED = "!"
 _TENSOR, _DTYPE, _LAYOUT, _FORMAT, _DEVICE = "tensor", "dtype", "layout", "memory_format", "device"
 
 
 def encode(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Describe a call; tensors may be real or fake."""
-    call = [name_of(target), [_encode(arg) for arg in args], {key: _encode(kwargs[key]) for key in sorted(kwargs)}]
+    call = [_name(target), [_encode(arg) for arg in args], {key: _encode(kwargs[key]) for key in sorted(kwargs)}]
     return json.dumps(call, separators=(",", ":"))
 
 
@@ -33,11 +34,16 @@ def decode(signature: str) -> tuple[Any, list[Any], dict[str, Any]]:
 
 def find_operator(name: str) -> Any:
     """The operator called `namespace.name.overload`, or a function of a lean operator of ours."""
-    function = find_function(name)
+    function = find_function(name.removesuffix(_NOT_COMPILED))
     if function is not None:
         return function
     namespace, packet, overload = name.split(".")
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload)
+
+
+def _name(target: Any) -> str:
+    """What is not compiled, but should be, allocates and takes more."""
+    return name_of(target) + (_NOT_COMPILED if getattr(target, "failure", "") else "")
 
 
 def _encode(value: Any) -> Any:

@@ -16,6 +16,7 @@ from memfit.ops.lossy import EIGHT_BIT, FOUR_BIT, SIXTEEN_BIT
 from memfit.ops.max_pool import MAX_POOL
 from memfit.ops.offload import OFFLOAD
 from memfit.ops.relu import RELU
+from memfit.ops.stretch import STRETCH, find_stretch
 from memfit.ops.tied_embedding import TIED_EMBEDDING
 
 LEAN_OPERATORS: tuple[LeanOperator, ...] = (
@@ -32,6 +33,7 @@ LEAN_OPERATORS: tuple[LeanOperator, ...] = (
     CROSS_ENTROPY,
     TIED_EMBEDDING,
     OFFLOAD,
+    STRETCH,
 )
 
 
@@ -48,8 +50,8 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def find_function(name: str) -> Callable[..., Any] | None:
-    """The function of a lean operator with this name; no other function can be named."""
-    return _FUNCTIONS.get(name)
+    """The function of a lean operator with this name, or a stretch; no other function can be named."""
+    return _FUNCTIONS.get(name) or find_stretch(name)
 
 
 _IN_PLACE = {function: form for operator in LEAN_OPERATORS for function, form in operator.in_place.items()}

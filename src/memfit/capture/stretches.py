@@ -1,0 +1,185 @@
+"""Graphs of stretches: cut out of a captured graph, cut down to one of their values, put one into another.
+
+A graph here is a small one of primitive operators, with `meta["val"]` on its nodes and a list of results.
+"""
+
+import dataclasses
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from memfit import _torch
+from memfit.capture.nodes import is_view
+from memfit.capture.runs import Run
+
+_SMALL_PART = 1 / 16  # of what is made again: results below that are kept and read rather than made again
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A graph, and the nodes of the captured graph that its placeholders stand for."""
+
+    graph: fx.Graph
+    inputs: tuple[fx.Node, ...]
+
+
+def cut_out(run: Run) -> Piece:
+    """A run as a graph of its own, of primitive operators."""
+    copied: dict[fx.Node, fx.Node] = {}
+    inputs: list[fx.Node] = []
+    graph = fx.Graph()
+    inside = set(run.members)
+
+    def copy_of(node: fx.Node) -> fx.Node:
+        if node not in copied:
+            if node in inside or is_view(node):
+                copied[node] = graph.node_copy(node, copy_of)
+            else:
+                inputs.append(node)
+                copied[node] = _placeholder(graph, node.meta["val"], len(inputs))
+        return copied[node]
+
+    for member in run.members:  # in their order, so that a graph does not depend on who reads what first
+        copy_of(member)
+    graph.output([copied[node] for node in run.outputs])
+    return _without_unread(_primitive(_sorted(graph)), inputs)
+
+
+def _sorted(graph: fx.Graph) -> fx.Graph:
+    """Placeholders first: they are found on the way."""
+    for node in reversed([each for each in graph.nodes if each.op == "placeholder"]):
+        graph._root.append(node)
+    return graph
+
+
+def _primitive(graph: fx.Graph) -> fx.Graph:
+    values = [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
+    made = _torch.decomposed(fx.GraphModule({}, graph), values).graph
+    made.eliminate_dead_code()
+    return made
+
+
+def _without_unread(graph: fx.Graph, inputs: Sequence[fx.Node]) -> Piece:
+    """Operators name arguments that they do not read: the running statistics, in the backward pass."""
+    read = []
+    for placeholder, node in zip(_placeholders(graph), inputs, strict=True):
+        if placeholder.users:
+            read.append(node)
+        else:
+            graph.erase_node(placeholder)
+    return Piece(graph=graph, inputs=tuple(read))
+
+
+def made_again(piece: Piece, place: int, results: Sequence[fx.Node]) -> Piece | None:
+    """What makes one result of a stretch again, from its inputs and its small results; `results` by place.
+
+    None if that is all the stretch does.
+    """
+    outputs: Any = piece.graph.output_node().args[0]
+    wanted = outputs[place]
+    known = _small_results(outputs, place, results)
+    inputs = dict(zip(_placeholders(piece.graph), piece.inputs, strict=True))
+    return _needed(piece.graph, wanted, known, inputs)
+
+
+def _small_results(outputs: Sequence[fx.Node], place: int, results: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """Small results behind the views they end in, and the nodes that have them in the captured graph."""
+    limit = _SMALL_PART * outputs[place].meta["val"].numel()
+    known: dict[fx.Node, fx.Node] = {}
+    for output, result in zip(outputs, results, strict=True):
+        source = output
+        while source.op == "call_function" and source.target in _RESHAPES:
+            source = source.args[0]
+        value = output.meta["val"]
+        if source.op == "call_function" and value.numel() <= limit and value.is_contiguous():
+            known.setdefault(source, result)
+    return known
+
+
+def _needed(
+    graph: fx.Graph, wanted: fx.Node, known: dict[fx.Node, fx.Node], inputs: dict[fx.Node, fx.Node]
+) -> Piece | None:
+    needed: set[fx.Node] = set()
+    waiting = [wanted]
+    while waiting:
+        node = waiting.pop()
+        if node not in needed:
+            needed.add(node)
+            waiting += [] if node in known else node.all_input_nodes
+    makers = {node for node in needed if node.op == "call_function" and node not in known}
+    if len(makers) == sum(node.op == "call_function" for node in graph.nodes):
+        return None
+    smaller = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    read: list[fx.Node] = []
+    for node in graph.nodes:
+        if node in needed and (node in known or node.op == "placeholder"):
+            outside = known.get(node) or inputs[node]
+            read.append(outside)
+            copied[node] = _placeholder(smaller, outside.meta["val"], len(read))
+    for node in graph.nodes:
+        if node in needed and node in known:
+            copied[node] = _like(smaller, copied[node], node)
+        elif node in makers:
+            copied[node] = smaller.node_copy(node, copied.__getitem__)
+    smaller.output([copied[wanted]])
+    return Piece(graph=smaller, inputs=tuple(read))
+
+
+def _like(graph: fx.Graph, placeholder: fx.Node, node: fx.Node) -> fx.Node:
+    """A result that is given, in the shape it had before the views it ends in."""
+    value = node.meta["val"]
+    if placeholder.meta["val"].shape == value.shape:
+        return placeholder
+    view = graph.call_function(torch.ops.aten.view.default, (placeholder, list(value.shape)))
+    view.meta["val"] = value
+    return view
+
+
+def put_into(piece: Piece, inner: dict[fx.Node, Piece]) -> Piece:
+    """A graph that makes some of its inputs itself; `inner` says how, by the nodes it would read."""
+    graph = fx.Graph()
+    read: dict[fx.Node, fx.Node] = {}
+    pieces = [piece, *(inner[node] for node in piece.inputs if node in inner)]
+    for each in pieces:
+        for node in each.inputs:
+            if node not in read and node not in inner:
+                read[node] = _placeholder(graph, node.meta["val"], len(read) + 1)
+    for node in piece.inputs:
+        if node in inner:
+            (read[node],) = _copied(graph, inner[node], read)
+    graph.output(_copied(graph, piece, read))
+    return Piece(graph=graph, inputs=tuple(node for node in read if node not in inner))
+
+
+def _copied(graph: fx.Graph, piece: Piece, values: dict[fx.Node, fx.Node]) -> list[fx.Node]:
+    copied = {own: values[node] for own, node in zip(_placeholders(piece.graph), piece.inputs, strict=True)}
+    for node in piece.graph.nodes:
+        if node.op == "call_function":
+            copied[node] = graph.node_copy(node, copied.__getitem__)
+    results: Any = piece.graph.output_node().args[0]
+    return [copied[node] for node in results]
+
+
+def _placeholders(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.op == "placeholder"]
+
+
+def _placeholder(graph: fx.Graph, value: torch.Tensor, number: int) -> fx.Node:
+    node = graph.placeholder(f"value_{number}")
+    node.meta["val"] = value
+    return node
+
+
+_RESHAPES = {
+    torch.ops.aten.squeeze.dims,
+    torch.ops.aten.squeeze.dim,
+    torch.ops.aten.squeeze.default,
+    torch.ops.aten.unsqueeze.default,
+    torch.ops.aten.view.default,
+    torch.ops.aten.reshape.default,
+    operator.pos,
+}

@@ -1,0 +1,98 @@
+"""Stretches by themselves: shared, named, compiled when needed, and right without a compiler."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from memfit import _torch
+from memfit.measure import signature
+from memfit.ops import stretch as stretch_module
+from memfit.ops.registry import find_function, name_of
+from memfit.ops.stretch import Stretch, compile_all, stretch_of
+
+aten = torch.ops.aten
+
+
+@pytest.fixture(autouse=True)
+def _no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stretch_module, "_STRETCHES", {})
+
+
+def graph_of(size: int = 6, factor: float = 2.0, results: int = 1) -> fx.Graph:
+    """relu(x * factor) + y, and on request the product beside it."""
+    with _torch.FakeTensorMode():
+        values = [torch.empty(4, size), torch.empty(4, size)]
+        graph = fx.Graph()
+        one, other = graph.placeholder("one"), graph.placeholder("other")
+        product = graph.call_function(aten.mul.Tensor, (one, factor))
+        positive = graph.call_function(aten.relu.default, (product,))
+        total = graph.call_function(aten.add.Tensor, (positive, other))
+        graph.output([total, product][:results])
+        for node, value in ((one, values[0]), (other, values[1])):
+            node.meta["val"] = value
+        for node in (product, positive, total):
+            node.meta["val"] = torch.empty(4, size)
+    return graph
+
+
+def test_equal_graphs_share_a_stretch_and_others_do_not() -> None:
+    assert stretch_of(graph_of()) is stretch_of(graph_of())
+    kinds = [graph_of(), graph_of(size=7), graph_of(factor=3.0), graph_of(results=2)]
+    assert len({stretch_of(graph) for graph in kinds}) == 4
+
+
+def test_a_stretch_is_found_by_its_name_and_from_its_signature() -> None:
+    made = stretch_of(graph_of())
+    assert find_function(name_of(made)) is made
+    found, args, _ = signature.decode(signature.encode(made, [torch.ones(4, 6), torch.ones(4, 6)], {}))
+    assert found is made
+    assert [arg.shape for arg in args] == [(4, 6), (4, 6)]
+    assert find_function("memfit.stretch:0123456789abcdef") is None
+
+
+def test_a_compiled_stretch_computes_and_allocates_its_results_alone() -> None:
+    made = stretch_of(graph_of(results=2))
+    one, other = torch.randn(4, 6), torch.randn(4, 6)
+    total, product = made(one, other)
+    assert made.is_compiled
+    torch.testing.assert_close(total, (one * 2).relu() + other)
+    torch.testing.assert_close(product, one * 2)
+    kept: list[Any] = []
+    events = _torch.memory_events(lambda: kept.append(made(one, other)))
+    assert [each for each in events if each > 0] == [total.nbytes, product.nbytes]
+
+
+def test_one_result_comes_as_it_is() -> None:
+    assert isinstance(stretch_of(graph_of())(torch.ones(4, 6), torch.ones(4, 6)), torch.Tensor)
+
+
+def test_without_a_compiler_operators_run_one_by_one_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("no C++ compiler was found\nand more")
+
+    monkeypatch.setattr(_torch, "compile_graph", refuse)
+    made = stretch_of(graph_of())
+    one, other = torch.randn(4, 6), torch.randn(4, 6)
+    assert torch.equal(made(one, other), (one * 2).relu() + other)
+    assert not made.is_compiled
+    assert "3 operators runs with eager kernels: RuntimeError: no C++ compiler was found" in caplog.text
+
+
+def test_each_is_compiled_once_and_the_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[Stretch] = []
+
+    def note(self: Stretch) -> Any:
+        compiled.append(self)
+        self._run = list
+
+    monkeypatch.setattr(Stretch, "compile", note)
+    one, other = stretch_of(graph_of()), stretch_of(graph_of(size=7))
+    told: list[tuple[int, int]] = []
+    compile_all([one, other, one], lambda done, total: told.append((done, total)))
+    compile_all([one])
+    assert compiled == [one, other]
+    assert told == [(1, 2), (2, 2)]
