@@ -11,8 +11,9 @@
     Two graph modules from a joint graph and the list of saved nodes.
 `decomposed` rests on `make_fx` and Inductor's `select_decomp_table`
     Operators as Inductor wants them: primitive ones, that it writes kernels of.
-`compile_graph` rests on `compile_fx_inner`, `TracingContext`, `CompiledFxGraph.current_callable`
-    A graph of primitive operators as a function of a list of tensors, which it empties.
+`compile_graph` rests on `compile_fx_inner`, `TracingContext`, `CompiledFxGraph.current_callable`, `AsyncCompile.wait`
+    A graph of primitive operators as a function of a list of tensors, which it empties. Kernels are compiled by
+    threads of Inductor's own; what it makes of a graph waits for them at its end, and here not before it is asked to.
 `eager_dispatch` rests on `no_python_dispatcher`
     Composite operators decompose as in the eager run, see Note [Eager decompositions].
 `annotation` rests on `torch.fx.traceback.annotate`
@@ -174,8 +175,13 @@ def decomposed(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> fx.Gra
         return make_fx(module, decomposition_table=select_decomp_table())(*inputs)
 
 
-def compile_graph(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Callable[[list[Any]], Sequence[Any]]:
-    """Let Inductor compile a graph of primitive operators; what it makes has the layout that the graph says."""
+def compile_graph(
+    module: fx.GraphModule, inputs: Sequence[torch.Tensor]
+) -> tuple[Callable[[list[Any]], Sequence[Any]], Callable[[], None]]:
+    """Let Inductor compile a graph of primitive operators; what it makes has the layout that the graph says.
+
+    Kernels are compiled beside what follows: the function may be called when the second one that is returned was.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch._inductor.compile_fx import compile_fx_inner  # takes a second to import
@@ -190,9 +196,32 @@ def compile_graph(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> Cal
         with mode:
             values = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in inputs]
         FakeTensorProp(module, mode).propagate_dont_convert_inputs(*values)
-        compiled: Any = compile_fx_inner(module, values)
-    function: Callable[[list[Any]], Sequence[Any]] = compiled.current_callable
-    return function
+        with _kernels_later() as waiting:
+            compiled: Any = compile_fx_inner(module, values)
+
+    def finish() -> None:
+        while waiting:
+            waiting.pop()()
+
+    return compiled.current_callable, finish
+
+
+@contextlib.contextmanager
+def _kernels_later() -> Iterator[list[Callable[[], None]]]:
+    """What is compiled meanwhile does not wait for its kernels; what would wait is collected."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    waiting: list[Callable[[], None]] = []
+    wait = AsyncCompile.wait
+
+    def collect(self: Any, scope: dict[str, Any]) -> None:
+        waiting.append(lambda: wait(self, scope))
+
+    AsyncCompile.wait = collect
+    try:
+        yield waiting
+    finally:
+        AsyncCompile.wait = wait
 
 
 @contextlib.contextmanager

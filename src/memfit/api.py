@@ -19,7 +19,7 @@ from memfit.plan.plan import Plan
 from memfit.plan.select import Selection
 from memfit.plan.solve import Report
 from memfit.prepare import prepare, traced_for
-from memfit.recipe import EXACT, Budget, Recipe, check_fractions
+from memfit.recipe import EXACT, Budget, Recipe, check_fractions, with_kernels
 from memfit.regions.planner import make_region_planner
 from memfit.regions.run import RegionRunner, apply_regions, plan_in_regions
 from memfit.runner import Runner
@@ -71,6 +71,7 @@ def plan(
     allow: Sequence[str] = EXACT,
     recompute: Selections = (),
     keep: Selections = (),
+    kernels: str = "eager",
     device: str | None = None,
     outputs: str = "all",
     backward_from: str = "auto",
@@ -84,9 +85,10 @@ def plan(
     allocated bytes over one training step; with an `optimizer` its state and step are part of it.
     `allow` names the techniques (`memfit.TECHNIQUES`); `recompute` and `keep` name modules by type, by name
     pattern, or by a number of blocks, whose values must or must not be computed again. `outputs="loss"` drops
-    every output beside the loss. `device` plans for a device that is not here, by estimated times.
-    `time_limit` is in seconds, for the search; `report` is called with the best so far. A model that cannot be
-    captured whole is run for a few steps and planned region by region (docs/planning.md).
+    every output beside the loss. `kernels="inductor"` compiles neighbouring operators into one kernel, which rounds
+    differently and computes again what it needs nearly for free. `device` plans for a device that is not here, by
+    estimated times. `time_limit` is in seconds, for the search; `report` is called with the best so far. A model
+    that cannot be captured whole is run for a few steps and planned region by region (docs/planning.md).
     """
     _check_model(model)
     recipe = _recipe(
@@ -95,6 +97,7 @@ def plan(
         allow=allow,
         recompute=recompute,
         keep=keep,
+        kernels=kernels,
         device=device,
         outputs=outputs,
         backward_from=backward_from,
@@ -138,6 +141,7 @@ def fit(
     allow: Sequence[str] = EXACT,
     recompute: Selections = (),
     keep: Selections = (),
+    kernels: str = "eager",
     outputs: str = "all",
     backward_from: str = "auto",
     time_limit: float = 6.0,
@@ -158,6 +162,7 @@ def fit(
         allow=allow,
         recompute=recompute,
         keep=keep,
+        kernels=kernels,
         device=None,
         outputs=outputs,
         backward_from=backward_from,
@@ -193,6 +198,7 @@ def frontier(
     allow: Sequence[str] = EXACT,
     recompute: Selections = (),
     keep: Selections = (),
+    kernels: str = "eager",
     device: str | None = None,
     outputs: str = "all",
     backward_from: str = "auto",
@@ -213,6 +219,7 @@ def frontier(
         allow=allow,
         recompute=recompute,
         keep=keep,
+        kernels=kernels,
         device=device,
         outputs=outputs,
         backward_from=backward_from,
@@ -268,6 +275,7 @@ def _recipe(
     allow: Sequence[str],
     recompute: Selections,
     keep: Selections,
+    kernels: str,
     device: str | None,
     time_limit: float,
     **others: Any,
@@ -276,7 +284,7 @@ def _recipe(
     if not time_limit >= 0:
         raise InvalidInput(f"a time limit is a number of seconds, {time_limit!r} was given")
     return Recipe(
-        allow=(allow,) if isinstance(allow, str) else tuple(allow),
+        allow=with_kernels((allow,) if isinstance(allow, str) else tuple(allow), kernels),
         recompute=_selections(recompute),
         keep=_selections(keep),
         device=None if device is None else find_device(device),

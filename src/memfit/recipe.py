@@ -68,6 +68,17 @@ def check_techniques(names: Sequence[str]) -> None:
         raise InvalidInput(f"unknown technique {unknown[0]!r}{near}; known are {known}")
 
 
+KERNELS = ("eager", "inductor")
+
+
+def with_kernels(allow: tuple[str, ...], kernels: str) -> tuple[str, ...]:
+    """Techniques with those that a choice of kernels is."""
+    if kernels not in KERNELS:
+        near = suggestion(kernels, KERNELS)
+        raise InvalidInput(f"kernels are {' or '.join(map(repr, KERNELS))}, {kernels!r} was given{near}")
+    return allow if kernels == "eager" else tuple(dict.fromkeys((*allow, kernels)))
+
+
 def check_budget(budget: Budget) -> None:
     """Refuse what cannot be a budget before anything is captured."""
     if budget is None or budget == "smallest":

@@ -79,6 +79,7 @@ def eager_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(_torch, "compile_graph", refuse)
     monkeypatch.setattr("memfit.ops.stretch._STRETCHES", {})
+    monkeypatch.setattr("memfit.ops.stretch._SAID", set())
 
 
 @pytest.fixture

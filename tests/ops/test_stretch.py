@@ -18,6 +18,7 @@ aten = torch.ops.aten
 @pytest.fixture(autouse=True)
 def _no_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stretch_module, "_STRETCHES", {})
+    monkeypatch.setattr(stretch_module, "_SAID", set())
 
 
 def graph_of(size: int = 6, factor: float = 2.0, results: int = 1) -> fx.Graph:
@@ -64,6 +65,30 @@ def test_a_compiled_stretch_computes_and_allocates_its_results_alone() -> None:
     assert [each for each in events if each > 0] == [total.nbytes, product.nbytes]
 
 
+def test_the_first_result_can_be_written_over_the_first_argument() -> None:
+    made = stretch_of(graph_of(results=2))
+    over = made.in_place
+    assert over is not None
+    assert over is made.in_place
+    one, other = torch.randn(4, 6), torch.randn(4, 6)
+    expected = made(one, other)
+    kept: list[Any] = []
+    over(one.clone(), other)
+    events = _torch.memory_events(lambda: kept.append(over(one, other)))
+    assert [each for each in events if each > 0] == [one.nbytes]  # of the second result
+    assert kept[0][0] is one
+    for found, wanted in zip(kept[0], expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+    assert over.is_compiled
+
+
+def test_what_is_read_inside_is_not_written_over() -> None:
+    graph = graph_of(results=2)
+    results = graph.output_node().args[0]
+    graph.output_node().args = ([results[1], results[0]],)  # the product first, which the sum reads
+    assert stretch_of(graph).in_place is None
+
+
 def test_one_result_comes_as_it_is() -> None:
     assert isinstance(stretch_of(graph_of())(torch.ones(4, 6), torch.ones(4, 6)), torch.Tensor)
 
@@ -82,17 +107,28 @@ def test_without_a_compiler_operators_run_one_by_one_and_that_is_said(
     assert "3 operators runs with eager kernels: RuntimeError: no C++ compiler was found" in caplog.text
 
 
+def test_a_kernel_that_does_not_compile_is_given_up_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise RuntimeError("the compiler ended with 1")
+
+    monkeypatch.setattr(_torch, "compile_graph", lambda *_: (list, fail))
+    made = stretch_of(graph_of())
+    one, other = torch.randn(4, 6), torch.randn(4, 6)
+    assert torch.equal(made(one, other), (one * 2).relu() + other)
+    assert made.failure == "RuntimeError: the compiler ended with 1"
+
+
 def test_each_is_compiled_once_and_the_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[Stretch] = []
 
-    def note(self: Stretch) -> Any:
+    def note(self: Stretch) -> None:
         compiled.append(self)
         self._run = list
 
-    monkeypatch.setattr(Stretch, "compile", note)
+    monkeypatch.setattr(Stretch, "start_compiling", note)
     one, other = stretch_of(graph_of()), stretch_of(graph_of(size=7))
     told: list[tuple[int, int]] = []
     compile_all([one, other, one], lambda done, total: told.append((done, total)))
     compile_all([one])
     assert compiled == [one, other]
-    assert told == [(1, 2), (2, 2)]
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]

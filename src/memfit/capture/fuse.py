@@ -9,6 +9,7 @@ Note [Made again inside]
 """
 
 import contextlib
+import dataclasses
 import operator
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import fx
 from memfit import _torch
 from memfit.capture.nodes import INHERITED, REMAKES, TECHNIQUE, is_view
 from memfit.capture.runs import Run, find_runs
-from memfit.capture.stretches import Piece, cut_out, made_again, put_into
+from memfit.capture.stretches import Piece, arranged, cut_out, made_again, put_into
 from memfit.capture.trace import Joint
 from memfit.ops.lean import is_worth_it
 from memfit.ops.stretch import STRETCH, Stretch, stretch_of
@@ -54,7 +55,8 @@ class _Fusing:
         self._graph.lint()
 
     def _replace(self, run: Run) -> None:
-        piece = cut_out(run)
+        piece, outputs = arranged(cut_out(run), run.outputs)
+        run = dataclasses.replace(run, outputs=outputs)
         call = self._call(piece, run.last, name=f"{run.last.name}_stretch", after=run.last)
         call.meta["val"] = _fresh([node.meta["val"] for node in run.outputs])
         results = self._results(call, run)

@@ -12,8 +12,9 @@ import torch
 from torch import fx
 
 from memfit import _torch
-from memfit.capture.nodes import is_view
+from memfit.capture.nodes import is_backward, is_view
 from memfit.capture.runs import Run
+from memfit.ops.lean import is_worth_it, same_layout
 
 _SMALL_PART = 1 / 16  # of what is made again: results below that are kept and read rather than made again
 
@@ -71,6 +72,36 @@ def _without_unread(graph: fx.Graph, inputs: Sequence[fx.Node]) -> Piece:
         else:
             graph.erase_node(placeholder)
     return Piece(graph=graph, inputs=tuple(read))
+
+
+def arranged(piece: Piece, outputs: Sequence[fx.Node]) -> tuple[Piece, tuple[fx.Node, ...]]:
+    """The same with an input and a result first that can be one memory, if there are such; and the results' nodes.
+
+    See Note [Over the first] in `ops/stretch.py`.
+    """
+    results: Any = piece.graph.output_node().args[0]
+    fits = [
+        (source, result)
+        for source, node in enumerate(piece.inputs)
+        for result, made in enumerate(results)
+        if node.op != "placeholder"
+        and all(user.op == "output" for user in made.users)
+        and same_layout(node.meta["val"], made.meta["val"])
+        and is_worth_it(node.meta["val"])
+    ]
+    if not fits:
+        return piece, tuple(outputs)
+    # What was made last is the likeliest to die here: a gradient rather than an activation.
+    source, result = max(fits, key=lambda pair: is_backward(piece.inputs[pair[0]]))
+    inputs = _first(piece.inputs, source)
+    graph = fx.Graph()
+    values = {node: _placeholder(graph, node.meta["val"], number) for number, node in enumerate(inputs, start=1)}
+    graph.output(_first(_copied(graph, piece, values), result))
+    return Piece(graph=graph, inputs=tuple(inputs)), tuple(_first(outputs, result))
+
+
+def _first(items: Sequence[Any], place: int) -> list[Any]:
+    return [items[place], *items[:place], *items[place + 1 :]]
 
 
 def made_again(piece: Piece, place: int, results: Sequence[fx.Node]) -> Piece | None:

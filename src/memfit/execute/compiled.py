@@ -7,13 +7,13 @@ import torch
 from torch import fx
 
 from memfit import _torch
-from memfit.capture.fuse import stretches_in
 from memfit.capture.trace import Joint
 from memfit.errors import ExecutionError
-from memfit.execute.codegen import generate
+from memfit.execute.codegen import OVERWRITES, generate
 from memfit.execute.partition import planned_partition, unplanned_program
 from memfit.ir import Graph, Program
-from memfit.ops.stretch import compile_all
+from memfit.ops.inplace import in_place_form
+from memfit.ops.stretch import Stretch, compile_all
 
 Boxed = Callable[[list[Any]], list[Any]]  # empties the list it is given
 Around = Callable[[Boxed], Boxed]
@@ -46,11 +46,11 @@ class CompiledCall:
 
 def _compile(joint: Joint, graph: Graph, program: Program, around_backward: Around | None) -> Callable[..., Any]:
     def compile_forward(module: fx.GraphModule) -> Boxed:
-        compile_all(stretches_in(module.graph))
+        compile_all(_stretches_run_by(module.graph))
         return _without_views(generate(module.graph), _torch.result_places(joint.export))
 
     def compile_backward(module: fx.GraphModule) -> Boxed:
-        compile_all(stretches_in(module.graph))
+        compile_all(_stretches_run_by(module.graph))
         if around_backward is None:
             return generate(module.graph)
         function = around_backward(generate(module.graph))
@@ -58,6 +58,12 @@ def _compile(joint: Joint, graph: Graph, program: Program, around_backward: Arou
         return function
 
     return _torch.compile_joint(joint.export, planned_partition(graph, program), compile_forward, compile_backward)
+
+
+def _stretches_run_by(graph: fx.Graph) -> list[Stretch]:
+    """In the form in which they run."""
+    calls = [node for node in graph.nodes if isinstance(node.target, Stretch)]
+    return [in_place_form(node.target) if node.meta.get(OVERWRITES) else node.target for node in calls]
 
 
 def _without_views(forward: Boxed, places: range) -> Boxed:

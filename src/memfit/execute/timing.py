@@ -62,6 +62,7 @@ from memfit.measure.roofline import roofline_times
 from memfit.ops.calls import faithful_call
 from memfit.ops.inplace import in_place_form
 from memfit.ops.registry import find_lean_operator
+from memfit.ops.stretch import PREFIX, Stretch
 from memfit.tensors import same_bits, tensors_in
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ def operation_times(
             fresh_us[operation.name] = per_byte_us * _bytes(graph, operation)
             continue
         if operation.may_overwrite is not None:
-            in_place_us[operation.name] = typical[operation.signature, True]
+            in_place_us[operation.name] = typical[operation.signature, not _is_stretch(operation)]
         if (operation.signature, False) in typical:
             fresh_us[operation.name] = typical[operation.signature, False]
         else:  # an alternative that overwrites, which into new memory moves as much as a copy on top
@@ -162,13 +163,18 @@ def _typical(graph: Graph, plain: Sequence[_Times], other: Sequence[_Times]) -> 
             continue
         in_place = operation.overwrites is not None
         samples[operation.signature, in_place] += [run[operation.name] for run in plain]
-        if operation.may_overwrite is not None:
+        if operation.may_overwrite is not None and not _is_stretch(operation):
             samples[operation.signature, not in_place] += _seen(operation, other)
     samples = defaultdict(list, {form: times for form, times in samples.items() if times})
     for alternative in graph.alternatives:
-        in_place = alternative.may_overwrite is not None
+        in_place = alternative.may_overwrite is not None and not _is_stretch(alternative)
         samples[alternative.signature, in_place] += _seen(alternative, other)
     return {form: sorted(times)[len(times) // 4] for form, times in samples.items()}
+
+
+def _is_stretch(operation: Operation) -> bool:
+    """Whether it takes as long in place, see Note [Over the first] in `ops/stretch.py`."""
+    return operation.target.startswith(PREFIX)
 
 
 def _seen(operation: Operation, runs: Sequence[_Times]) -> list[float]:
@@ -343,7 +349,9 @@ def _both_calls(module: fx.GraphModule, operations: Mapping[str, Operation]) -> 
     sampled: set[fx.Node] = set()
     for node in module.graph.nodes:
         operation = operations.get(node.name)
-        has_other_form = operation is not None and (operation.may_overwrite is not None or is_alternative(node))
+        has_other_form = operation is not None and (
+            is_alternative(node) or (operation.may_overwrite is not None and not _is_stretch(operation))
+        )
         if operation is not None and has_other_form and seen[operation.signature] < _SAMPLES:
             seen[operation.signature] += 1
             sampled.add(node)
@@ -366,7 +374,7 @@ def _call(
 ) -> _Call:
     can_overwrite = operation is not None and operation.may_overwrite is not None
     does_overwrite = operation is not None and operation.overwrites is not None
-    in_place = can_overwrite and does_overwrite != other_forms
+    in_place = can_overwrite and does_overwrite != other_forms and not isinstance(node.target, Stretch)
     compared = {node, node.meta[REMAKES]} if REMAKES in node.meta else set()
     return _Call(
         node=node,

@@ -16,7 +16,7 @@ from memfit.ops.lossy import EIGHT_BIT, FOUR_BIT, SIXTEEN_BIT
 from memfit.ops.max_pool import MAX_POOL
 from memfit.ops.offload import OFFLOAD
 from memfit.ops.relu import RELU
-from memfit.ops.stretch import STRETCH, find_stretch
+from memfit.ops.stretch import STRETCH, Stretch, find_stretch
 from memfit.ops.tied_embedding import TIED_EMBEDDING
 
 LEAN_OPERATORS: tuple[LeanOperator, ...] = (
@@ -59,7 +59,7 @@ _IN_PLACE = {function: form for operator in LEAN_OPERATORS for function, form in
 
 def in_place_function(function: Any) -> Callable[..., Any] | None:
     """The form of a lean operator's function that overwrites its first argument, if there is one."""
-    return _IN_PLACE.get(function)
+    return function.in_place if isinstance(function, Stretch) else _IN_PLACE.get(function)
 
 
 def find_lean_operator(name: str) -> LeanOperator:

@@ -5,6 +5,10 @@ Note [A stretch is an operator]
     timed, planned and run as they are. What it makes on the way never reaches memory where Inductor fuses it, and
     counts as workspace where it does not.
 
+Note [Over the first]
+    A stretch can write its first result over its first argument, if they look alike and nothing else inside reads that
+    result. The form that does so is another kernel, which is compiled where a plan has it, and takes as long.
+
 Note [Shared]
     Two stretches of the same operators on the same layouts are one object, compiled once. The name is a hash of
     what it computes, so that costs are remembered and plans are recognised from process to process. Inductor's own
@@ -14,6 +18,7 @@ Note [Without a compiler]
     A stretch that cannot be compiled runs operator by operator: slower, with more memory on the way, and as right.
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -25,7 +30,8 @@ import torch
 from torch import fx
 
 from memfit import _torch
-from memfit.ops.lean import Alternative, LeanOperator, Site
+from memfit.errors import first_line
+from memfit.ops.lean import Alternative, LeanOperator, Site, is_dense, same_layout
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +48,7 @@ class Stretch:
         self.graph = graph  # of primitive operators, with `meta["val"]` on every node
         self.failure = ""  # why it is not compiled
         self._run: Callable[[list[Any]], Sequence[Any]] | None = None
+        self._finish: Callable[[], None] | None = None  # to be called before it runs
 
     @property
     def inputs(self) -> list[torch.Tensor]:
@@ -54,23 +61,51 @@ class Stretch:
         return list(made)
 
     @property
+    def is_ready(self) -> bool:
+        return self._run is not None and self._finish is None
+
+    @property
     def is_compiled(self) -> bool:
-        return self._run is not None and not self.failure
+        return self.is_ready and not self.failure
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        made = (self._run or self.compile())(list(tensors))
+        if not self.is_ready:
+            compile_all([self])
+        assert self._run is not None
+        made = self._run(list(tensors))
         return made[0] if len(made) == 1 else made
 
-    def compile(self) -> Callable[[list[Any]], Sequence[Any]]:
-        """Compile now, whatever the caller is in the middle of; see Note [Without a compiler]."""
-        module = fx.GraphModule({}, self.graph)
+    def start_compiling(self) -> None:
+        """Hand it to Inductor, whatever the caller is in the middle of; kernels are compiled beside what follows."""
+        if self._run is not None:
+            return
         try:
-            self._run = _torch.compile_graph(module, self.inputs)
-        except Exception as error:  # whatever Inductor or the compiler rejects, training goes on
-            self.failure = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            log.warning("a stretch of %d operators runs with eager kernels: %s", self.size, self.failure)
-            self._run = _one_by_one(module)
-        return self._run
+            self._run, self._finish = _torch.compile_graph(fx.GraphModule({}, self.graph), self.inputs)
+        except Exception as error:  # whatever Inductor rejects, training goes on
+            self._give_up(error)
+
+    def finish_compiling(self) -> None:
+        """Wait for the kernels."""
+        try:
+            if self._finish is not None:
+                self._finish()
+        except Exception as error:  # whatever the compiler rejects, training goes on
+            self._give_up(error)
+        self._finish = None
+
+    def _give_up(self, error: Exception) -> None:
+        """See Note [Without a compiler]."""
+        self.failure = f"{type(error).__name__}: {first_line(error)}"
+        level = logging.DEBUG if self.failure in _SAID else logging.WARNING
+        log.log(level, "a stretch of %d operators runs with eager kernels: %s", self.size, self.failure)
+        _SAID.add(self.failure)
+        self._run = _one_by_one(fx.GraphModule({}, self.graph))
+
+    @functools.cached_property
+    def in_place(self) -> "Stretch | None":
+        """The form that overwrites its first argument, see Note [Over the first]."""
+        graph = _overwriting(self.graph)
+        return None if graph is None else _OverFirst(graph, self.__name__ + "_")
 
     @property
     def size(self) -> int:
@@ -81,7 +116,38 @@ class Stretch:
         return f"{PREFIX}:{self.__name__}"
 
 
+class _OverFirst(Stretch):
+    """Returns its first argument, overwritten, before its other results."""
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        if not self.is_ready:
+            compile_all([self])
+        assert self._run is not None
+        made = self._run(list(tensors))
+        return (tensors[0], *made) if made else tensors[0]
+
+
+def _overwriting(graph: fx.Graph) -> fx.Graph | None:
+    first = next(iter(graph.nodes))
+    results: Any = graph.output_node().args[0]
+    is_read = any(user.op != "output" for user in results[0].users)
+    if first.op != "placeholder" or is_read or results[0].op == "placeholder":
+        return None
+    if not same_layout(first.meta["val"], results[0].meta["val"]) or not is_dense(first.meta["val"]):
+        return None
+    written = fx.Graph()
+    copied: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        if node.op != "output":
+            copied[node] = written.node_copy(node, copied.__getitem__)
+    over = written.call_function(torch.ops.aten.copy_.default, (copied[first], copied[results[0]]))
+    over.meta["val"] = first.meta["val"]
+    written.output([copied[node] for node in results[1:]])
+    return written
+
+
 _STRETCHES: dict[str, Stretch] = {}
+_SAID: set[str] = set()  # reasons that were given
 
 
 def stretch_of(graph: fx.Graph) -> Stretch:
@@ -100,11 +166,12 @@ def find_stretch(name: str) -> Stretch | None:
 def compile_all(stretches: Iterable[Stretch], progress: Callable[[int, int], None] | None = None) -> float:
     """Compile what is not compiled yet; seconds it took."""
     start = time.monotonic()
-    waiting = [each for each in dict.fromkeys(stretches) if each._run is None]
-    for done, each in enumerate(waiting, start=1):
-        each.compile()
+    waiting = [each for each in dict.fromkeys(stretches) if not each.is_ready]
+    steps = [each.start_compiling for each in waiting] + [each.finish_compiling for each in waiting]
+    for done, step in enumerate(steps, start=1):
+        step()
         if progress is not None:
-            progress(done, len(waiting))
+            progress(done, len(steps))
     return time.monotonic() - start
 
 
