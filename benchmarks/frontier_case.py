@@ -18,7 +18,7 @@ from memfit.errors import InfeasibleBudget, first_line
 
 FRACTIONS = (0.66, 0.60, 0.53, 0.46, 0.40, 0.33)
 QUICK_FRACTIONS = (0.66, 0.53, 0.40, 0.33)  # those that promises speak of
-PAIRS = 7
+PAIRS = 4
 SECONDS = 25.0  # of pairs of steps, where more than those fit in
 
 _planner: Any = memfit  # plan, apply and remove; tests put another one here
