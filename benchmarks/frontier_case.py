@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,13 +11,15 @@ import torch
 from torch import nn
 
 import memfit
-from benchmarks.frontier_record import EAGER, MEMFIT, EagerRun, Measured, MemfitPoint, Point
+from benchmarks.frontier_record import COMPILED, EAGER, MEMFIT, EagerRun, Measured, MemfitPoint, PeerPoint, Point
 from benchmarks.measuring import Subject, interleaved, peak_bytes, persistent_bytes
 from benchmarks.models import Case
 from benchmarks.peers import peer_points, point_count
 from memfit.errors import InfeasibleBudget, first_line
 
 FRACTIONS = (0.66, 0.60, 0.53, 0.46, 0.40, 0.33)
+COMPILED_FRACTIONS = (1.0, 0.66, 0.60, 0.50, 0.40, 0.33, 0.25)
+QUICK_COMPILED_FRACTIONS = (0.66, 0.50, 0.33)
 QUICK_FRACTIONS = (0.66, 0.53, 0.40, 0.33)  # those that promises speak of
 PAIRS = 4
 SECONDS = 25.0  # of pairs of steps, where more than those fit in
@@ -45,6 +48,8 @@ def part_points(case: Case, part: str, limits: Limits) -> Iterator[Point]:
         yield eager_run(subject, with_time=True)
     elif part == MEMFIT:
         yield from memfit_points(subject, limits)
+    elif part == COMPILED:
+        yield from compiled_points(subject, limits)
     else:
         yield from peer_points(part, subject, quick=limits.quick, limit_s=limits.setting_s)
 
@@ -74,9 +79,53 @@ def memfit_points(subject: Subject, limits: Limits) -> Iterator[MemfitPoint]:
             yield MemfitPoint(fraction=fraction, reason=f"{type(error).__name__}: {first_line(error)[:300]}")
 
 
-def _plan(subject: Subject, planned: nn.Module, budget: int | str, limits: Limits) -> Any:
+def compiled_points(subject: Subject, limits: Limits) -> Iterator[PeerPoint]:
+    """Memfit with compiled kernels: plans at budgets, and the smallest."""
+    eager = eager_run(subject, with_time=False)
+    planned = copy.deepcopy(subject.model)
+    comparison = _Comparison(subject)
+    for fraction in (*(QUICK_COMPILED_FRACTIONS if limits.quick else COMPILED_FRACTIONS), None):
+        budget = "smallest" if fraction is None else eager.budget_bytes(fraction)
+        setting = "smallest" if fraction is None else f"{fraction:.2f} of the part"
+        try:
+            yield _compiled_point(subject, planned, budget, setting, limits, comparison)
+        except Exception as error:  # one budget that fails must not cost the figures of the others
+            yield PeerPoint(peer=COMPILED, setting=setting, reason=f"{type(error).__name__}: {first_line(error)[:300]}")
+
+
+def _compiled_point(
+    subject: Subject,
+    planned: nn.Module,
+    budget: int | str,
+    setting: str,
+    limits: Limits,
+    comparison: "_Comparison",
+) -> PeerPoint:
+    start = time.perf_counter()
+    plan = _plan(subject, planned, budget, limits, kernels="inductor")
+    _planner.apply(plan, planned)
+    try:
+        subject.step(planned)
+        first_step_s = time.perf_counter() - start
+        times = interleaved(subject, planned, pairs=PAIRS, seconds=SECONDS)
+        return PeerPoint(
+            peer=COMPILED,
+            setting=setting,
+            budget_bytes=plan.peak_bytes if isinstance(budget, str) else budget,
+            peak_bytes=peak_bytes(subject, planned),
+            time_ratio=times.ratio,
+            error=times.error,
+            first_step_s=first_step_s,
+            largest_difference=comparison.differences(planned)["gradients"],
+        )
+    finally:
+        _planner.remove(planned)
+
+
+def _plan(subject: Subject, planned: nn.Module, budget: int | str, limits: Limits, **options: Any) -> Any:
     case = subject.case
-    options = {} if case.outputs is None else {"outputs": case.outputs}
+    if case.outputs is not None:
+        options["outputs"] = case.outputs
     return _planner.plan(planned, case.sample(subject.batch), budget=budget, time_limit=limits.plan_s, **options)
 
 

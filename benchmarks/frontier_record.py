@@ -21,6 +21,7 @@ MEMFIT = "memfit"
 CHECKPOINT = "checkpoint"
 AOT_EAGER = "aot_eager_decomp_partition"
 INDUCTOR = "inductor"
+COMPILED = "memfit, inductor"  # memfit's own plans with compiled kernels, beside which they race
 PEERS = (CHECKPOINT, AOT_EAGER, INDUCTOR)
 PARTS = (EAGER, MEMFIT, *PEERS)
 
@@ -91,6 +92,10 @@ class PeerPoint:
     peak_bytes: int | None = None
     time_ratio: float | None = None  # to plain eager
     reason: str = ""
+    budget_bytes: int | None = None  # that it was given, if it was given bytes
+    first_step_s: float | None = None  # until the first step has run: capture, plan, compilation
+    error: float = 0.0  # standard error of the ratio
+    largest_difference: float | None = None  # of gradients from eager's, relative
 
 
 Point = EagerRun | MemfitPoint | PeerPoint

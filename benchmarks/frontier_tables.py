@@ -8,6 +8,7 @@ from rich.table import Table
 from benchmarks.frontier_record import (
     AOT_EAGER,
     CHECKPOINT,
+    COMPILED,
     INDUCTOR,
     CaseRecord,
     EagerRun,
@@ -29,7 +30,12 @@ from benchmarks.frontier_verdict import (
 )
 from memfit.units import format_bytes
 
-_PEER_NAMES = {CHECKPOINT: "checkpoint", AOT_EAGER: "compile, aot_eager", INDUCTOR: "compile, inductor"}
+_PEER_NAMES = {
+    CHECKPOINT: "checkpoint",
+    AOT_EAGER: "compile, aot_eager",
+    INDUCTOR: "compile, inductor",
+    COMPILED: "memfit, inductor",
+}
 
 
 def line(record: CaseRecord, point: Point) -> str:

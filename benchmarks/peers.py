@@ -7,6 +7,7 @@ plain eager from interleaved runs. What fails or takes too long gives its reason
 import contextlib
 import copy
 import signal
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import cast
@@ -66,17 +67,26 @@ def _measured(
 ) -> PeerPoint:
     try:
         with _time_limit(limit_s):
+            start = time.perf_counter()
             model = make_model()
             subject.step(model)  # compiles, and warms up
+            first_step_s = time.perf_counter() - start
             peak = peak_bytes(subject, model)
-            time_ratio = interleaved(subject, model, pairs=PAIRS, seconds=SECONDS).ratio
+            times = interleaved(subject, model, pairs=PAIRS, seconds=SECONDS)
     except _TooLong:
         return PeerPoint(peer=peer, setting=setting, reason=f"not done after {limit_s:.0f} s")
     except Exception as error:  # a peer may fail in any way; it must not end the benchmark
         return PeerPoint(peer=peer, setting=setting, reason=_reason(error))
     finally:
         subject.model.zero_grad()
-    return PeerPoint(peer=peer, setting=setting, peak_bytes=peak, time_ratio=time_ratio)
+    return PeerPoint(
+        peer=peer,
+        setting=setting,
+        peak_bytes=peak,
+        time_ratio=times.ratio,
+        first_step_s=first_step_s,
+        error=times.error,
+    )
 
 
 def _reason(error: Exception) -> str:
