@@ -1,4 +1,4 @@
-"""The race: memory against time of eager, checkpointing, torch.compile's budgets, and memfit with both kinds of kernels.
+"""The race: memory against time of eager, checkpointing, torch.compile, and memfit with both kinds of kernels.
 
     python -m benchmarks.race                       # all nine cases; hours, goes on where it stood
     python -m benchmarks.race --cases resnet gpt    # those whose name contains one of the words
