@@ -167,6 +167,18 @@ def test_of_calls_that_look_alike_a_few_are_run_in_other_forms_in_a_slow_step():
     assert sum(name in other for name in relus) == timing._SAMPLES
 
 
+def test_what_a_sampled_alternative_reads_is_run_too():
+    """The first gradients that are computed are those of the last ReLUs, whose bits look like those of the first."""
+    layers = [layer for _ in range(5) for layer in (nn.Linear(32, 32), nn.ReLU())]
+    joint, graph, model, sample = captured(nn.Sequential(*layers), torch.randn(64, 32), ("lean",))
+    step = timing._Step(joint.graph_module, graph, model, sample)
+    with step.running():
+        _, other = step.run_both()
+    assert {each.signature for each in graph.alternatives if each.name in other} == {
+        each.signature for each in graph.alternatives
+    }
+
+
 def test_a_caller_in_the_middle_of_something_is_not_disturbed():
     joint, graph, model, sample = captured(ConvNet(), torch.randn(4, 3, 8, 8))
     with torch.autocast("cpu"), torch.inference_mode():

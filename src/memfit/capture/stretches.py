@@ -15,6 +15,7 @@ from memfit import _torch
 from memfit.capture.nodes import is_backward, is_view
 from memfit.capture.runs import Run
 from memfit.ops.lean import is_worth_it, same_layout
+from memfit.ops.stretch import digest_of
 
 _SMALL_PART = 1 / 16  # of what is made again: results below that are kept and read rather than made again
 
@@ -46,7 +47,8 @@ def cut_out(run: Run) -> Piece:
     for member in run.members:  # in their order, so that a graph does not depend on who reads what first
         copy_of(member)
     graph.output([copied[node] for node in run.outputs])
-    return _without_unread(_primitive(_sorted(graph)), inputs)
+    primitive, read = _primitive(_sorted(graph))
+    return Piece(graph=primitive, inputs=tuple(inputs[place] for place in read))
 
 
 def _sorted(graph: fx.Graph) -> fx.Graph:
@@ -56,22 +58,25 @@ def _sorted(graph: fx.Graph) -> fx.Graph:
     return graph
 
 
-def _primitive(graph: fx.Graph) -> fx.Graph:
-    values = [node.meta["val"] for node in graph.nodes if node.op == "placeholder"]
-    made = _torch.decomposed(fx.GraphModule({}, graph), values).graph
-    made.eliminate_dead_code()
-    return made
+def _primitive(graph: fx.Graph) -> tuple[fx.Graph, tuple[int, ...]]:
+    """A graph on primitive operators, made once for equal ones, and the places of the inputs that it reads.
+
+    Operators name arguments that they do not read: the running statistics, in the backward pass.
+    """
+    digest = digest_of(graph)
+    if digest not in _PRIMITIVE:
+        values = [node.meta["val"] for node in _placeholders(graph)]
+        made = _torch.decomposed(fx.GraphModule({}, graph), values).graph
+        made.eliminate_dead_code()
+        read = tuple(place for place, node in enumerate(_placeholders(made)) if node.users)
+        for node in _placeholders(made):
+            if not node.users:
+                made.erase_node(node)
+        _PRIMITIVE[digest] = made, read
+    return _PRIMITIVE[digest]
 
 
-def _without_unread(graph: fx.Graph, inputs: Sequence[fx.Node]) -> Piece:
-    """Operators name arguments that they do not read: the running statistics, in the backward pass."""
-    read = []
-    for placeholder, node in zip(_placeholders(graph), inputs, strict=True):
-        if placeholder.users:
-            read.append(node)
-        else:
-            graph.erase_node(placeholder)
-    return Piece(graph=graph, inputs=tuple(read))
+_PRIMITIVE: dict[str, tuple[fx.Graph, tuple[int, ...]]] = {}
 
 
 def arranged(piece: Piece, outputs: Sequence[fx.Node]) -> tuple[Piece, tuple[fx.Node, ...]]:

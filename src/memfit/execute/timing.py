@@ -345,6 +345,7 @@ def _calls(module: fx.GraphModule, operations: Mapping[str, Operation], *, other
 
 def _both_calls(module: fx.GraphModule, operations: Mapping[str, Operation]) -> list[_Call]:
     """Every operation in its plain form, and a few of those that look alike in the other one too."""
+<<<<<<< HEAD
     seen: Counter[str] = Counter()
     sampled: set[fx.Node] = set()
     for node in module.graph.nodes:
@@ -355,6 +356,9 @@ def _both_calls(module: fx.GraphModule, operations: Mapping[str, Operation]) -> 
         if operation is not None and has_other_form and seen[operation.signature] < _SAMPLES:
             seen[operation.signature] += 1
             sampled.add(node)
+=======
+    sampled = _sampled(module, operations)
+>>>>>>> main
     nodes = [node for node in module.graph.nodes if not is_alternative(node) or node in sampled]
     dying = _dying(nodes)
     calls: list[_Call] = []
@@ -367,6 +371,20 @@ def _both_calls(module: fx.GraphModule, operations: Mapping[str, Operation]) -> 
             calls.append(dataclasses.replace(other, is_extra=True))
         calls.append(_call(module, node, operation, dying[node], other_forms=is_alternative(node)))
     return calls
+
+
+def _sampled(module: fx.GraphModule, operations: Mapping[str, Operation]) -> set[fx.Node]:
+    """Nodes that are run in another form too, and the alternatives that those read."""
+    seen: Counter[str] = Counter()
+    sampled: set[fx.Node] = set()
+    for node in reversed(module.graph.nodes):
+        operation = operations.get(node.name)
+        has_other_form = operation is not None and (operation.may_overwrite is not None or is_alternative(node))
+        is_read = is_alternative(node) and any(user in sampled for user in node.users)
+        if operation is not None and has_other_form and (is_read or seen[operation.signature] < _SAMPLES):
+            seen[operation.signature] += 1
+            sampled.add(node)
+    return sampled
 
 
 def _call(

@@ -152,7 +152,7 @@ _SAID: set[str] = set()  # reasons that were given
 
 def stretch_of(graph: fx.Graph) -> Stretch:
     """The stretch that computes what a graph does, see Note [Shared]."""
-    digest = _digest(graph)
+    digest = digest_of(graph)
     if digest not in _STRETCHES:
         _STRETCHES[digest] = Stretch(graph, digest)
     return _STRETCHES[digest]
