@@ -345,20 +345,7 @@ def _calls(module: fx.GraphModule, operations: Mapping[str, Operation], *, other
 
 def _both_calls(module: fx.GraphModule, operations: Mapping[str, Operation]) -> list[_Call]:
     """Every operation in its plain form, and a few of those that look alike in the other one too."""
-<<<<<<< HEAD
-    seen: Counter[str] = Counter()
-    sampled: set[fx.Node] = set()
-    for node in module.graph.nodes:
-        operation = operations.get(node.name)
-        has_other_form = operation is not None and (
-            is_alternative(node) or (operation.may_overwrite is not None and not _is_stretch(operation))
-        )
-        if operation is not None and has_other_form and seen[operation.signature] < _SAMPLES:
-            seen[operation.signature] += 1
-            sampled.add(node)
-=======
     sampled = _sampled(module, operations)
->>>>>>> main
     nodes = [node for node in module.graph.nodes if not is_alternative(node) or node in sampled]
     dying = _dying(nodes)
     calls: list[_Call] = []
@@ -379,7 +366,9 @@ def _sampled(module: fx.GraphModule, operations: Mapping[str, Operation]) -> set
     sampled: set[fx.Node] = set()
     for node in reversed(module.graph.nodes):
         operation = operations.get(node.name)
-        has_other_form = operation is not None and (operation.may_overwrite is not None or is_alternative(node))
+        has_other_form = operation is not None and (
+            is_alternative(node) or (operation.may_overwrite is not None and not _is_stretch(operation))
+        )
         is_read = is_alternative(node) and any(user in sampled for user in node.users)
         if operation is not None and has_other_form and (is_read or seen[operation.signature] < _SAMPLES):
             seen[operation.signature] += 1

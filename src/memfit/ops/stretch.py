@@ -175,7 +175,8 @@ def compile_all(stretches: Iterable[Stretch], progress: Callable[[int, int], Non
     return time.monotonic() - start
 
 
-def _digest(graph: fx.Graph) -> str:
+def digest_of(graph: fx.Graph) -> str:
+    """A short hash that graphs share that compute the same on the same layouts."""
     numbers = {node: number for number, node in enumerate(graph.nodes)}
 
     def written(value: Any) -> Any:
