@@ -54,6 +54,7 @@ Note [Released elsewhere]
 """
 
 import contextlib
+import functools
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -100,6 +101,7 @@ __all__ = [
     "detect_fake_mode",
     "eager_dispatch",
     "export_joint",
+    "fresh_kernel_cache",
     "keeps_graph",
     "marked_memory_events",
     "memory_events",
@@ -201,9 +203,25 @@ def compile_graph(
 
     def finish() -> None:
         while waiting:
-            waiting.pop()()
+            waiting[-1]()
+            waiting.pop()  # not before: it may be interrupted
 
     return compiled.current_callable, finish
+
+
+@functools.cache
+def _forget_threads_in_children(compiling: Any) -> None:
+    """A process that is forked has none of the threads that compile, and would wait for them."""
+    os.register_at_fork(after_in_child=compiling.pool.cache_clear)
+
+
+@contextlib.contextmanager
+def fresh_kernel_cache() -> Iterator[None]:
+    """Compile without the cache on disk."""
+    from torch._inductor.utils import fresh_cache
+
+    with fresh_cache():
+        yield
 
 
 @contextlib.contextmanager
@@ -211,6 +229,7 @@ def _kernels_later() -> Iterator[list[Callable[[], None]]]:
     """What is compiled meanwhile does not wait for its kernels; what would wait is collected."""
     from torch._inductor.async_compile import AsyncCompile
 
+    _forget_threads_in_children(AsyncCompile)
     waiting: list[Callable[[], None]] = []
     wait = AsyncCompile.wait
 

@@ -17,9 +17,11 @@ from memfit.plan.plan import Plan, fates_of
 from memfit.plan.problem import Problem
 from memfit.plan.select import selected_values
 from memfit.plan.solve import Planner, Solution
-from memfit.prepare import Prepared
+from memfit.prepare import Prepared, with_overwriting_costs
 from memfit.recipe import TECHNIQUES, Recipe, budget_bytes
 from memfit.units import format_bytes
+
+_MOST_CORRECTIONS = 3  # of what stretches take that overwrite their arguments
 
 
 def make_planner(model: nn.Module, prepared: Prepared, recipe: Recipe) -> Planner:
@@ -72,6 +74,12 @@ def make_plan(model: nn.Module, sample: Sample, planner: Planner, prepared: Prep
     """Solve, and write down what was found and what is known about it."""
     start = time.monotonic()
     solution, limit = solve(planner, prepared, recipe)
+    for _ in range(_MOST_CORRECTIONS):
+        corrected = with_overwriting_costs(model, prepared, program_of(planner.problem, solution.expansion))
+        if corrected is None:
+            break
+        prepared, planner = corrected, make_planner(model, corrected, recipe)
+        solution, limit = solve(planner, prepared, recipe)
     seconds = prepared.seconds + time.monotonic() - start
     return write_plan(model, sample, planner, prepared, recipe, solution, limit, seconds)
 

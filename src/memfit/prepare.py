@@ -24,8 +24,9 @@ from memfit.measure.devices import Device
 from memfit.measure.optimizer import OptimizerLike, optimizer_memory
 from memfit.measure.probe import measured_costs
 from memfit.measure.roofline import roofline_times
-from memfit.ops.registry import LEAN_OPERATORS, find_lean_operator, name_of
-from memfit.ops.stretch import compile_all
+from memfit.measure.signature import with_operator
+from memfit.ops.registry import LEAN_OPERATORS, find_function, find_lean_operator, name_of
+from memfit.ops.stretch import STRETCH, Stretch, compile_all
 from memfit.plan.captured import CapturedStep
 from memfit.plan.identity import identity_program
 from memfit.plan.problem import Costs, handed_out_together
@@ -119,11 +120,13 @@ def prepare(
     memory = with_beside(step_optimizer_memory(recipe.optimizer, model, plain.graph, recipe.device), recipe)
     measured = recipe.device is None and could_run_here(plain.graph, memory)
     if measured:
-        compile_all(stretches_in(joint.graph_module.graph), recipe.progress)
+        compile_all(stretches_in(joint.graph_module.graph, alternatives=timed), recipe.progress)
     eager = lower(joint)
     device = device_of(model)
     granularity = granularity_bytes(model, recipe.device)
     quiet = frozenset() if like is None else like.in_graph(eager)
+    if not timed:
+        quiet |= {each.name for each in eager.alternatives if each.technique == STRETCH.name}  # not compiled yet
     costs = operator_costs(eager, device, recipe.progress, quiet) if measured else {}
     sized, workspaces = _with_costs(eager, costs)
     runs_here = timed and measured and not is_fake(model, sample)
@@ -163,6 +166,33 @@ def prepare(
         seconds=joint.seconds + time.monotonic() - start,
         quiet=Quiet.of(eager, costs),
     )
+
+
+def with_overwriting_costs(model: nn.Module, prepared: Prepared, program: Program) -> Prepared | None:
+    """The same where forms of stretches that overwrite take more memory than was assumed, as a program has them.
+
+    None if they do not. They are compiled and measured here, see Note [Over the first] in `ops/stretch.py`.
+    """
+    runs = {each for each in (*program.forward, *program.backward) if isinstance(each, Compute) and each.in_place}
+    forms: dict[int, Stretch] = {}
+    for run in runs:
+        stretch = find_function(prepared.graph.operation(run.operation).target)
+        if isinstance(stretch, Stretch) and stretch.in_place is not None:
+            forms[run.operation] = stretch.in_place
+    if not forms or not prepared.times_measured:
+        return None
+    compile_all(forms.values())
+    signatures = {
+        index: with_operator(prepared.graph.operation(index).signature, form) for index, form in forms.items()
+    }
+    costs = measured_costs(signatures.values(), device=device_of(model))
+    workspaces = list(prepared.costs.workspace_bytes)
+    for index, signature in signatures.items():
+        if signature in costs:
+            workspaces[index] = max(workspaces[index], costs[signature].workspace_bytes)
+    if workspaces == list(prepared.costs.workspace_bytes):
+        return None
+    return dataclasses.replace(prepared, costs=dataclasses.replace(prepared.costs, workspace_bytes=workspaces))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

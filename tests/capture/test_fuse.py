@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,7 +58,41 @@ class Attention(nn.Module):
         return (states + torch.tanh(self.out(weights @ values)) * 0.5).square().mean()
 
 
+class Gated(nn.Module):
+    """Parts of what is made inside, read inside and outside; the last operator works in place; two draws."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 32), nn.Linear(16, 16)
+        self.norm = nn.LayerNorm(32)
+        self.dropout = nn.Dropout(0.2, inplace=True)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        gate, value = torch.nn.functional.silu(self.norm(self.first(states)) * 1.5).chunk(2, -1)
+        mixed = self.dropout(torch.tanh(gate * 2) * value.sigmoid())
+        again = self.second(torch.tanh(mixed * 0.5 + gate))
+        return torch.relu_(again * 2 + 0.1).square().mean()
+
+
+class Normalised(nn.Module):
+    """Channels-last, statistics that stand still, and a big buffer that the forward pass changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1)
+        self.norm = nn.BatchNorm2d(8)
+        self.register_buffer("seen", torch.zeros(2**17))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        scale = 1 + self.seen[:8].view(1, 8, 1, 1)
+        self.seen += 0.5
+        inner = torch.relu(self.norm(self.first(images)) * scale)
+        return (self.second(inner) * inner).sigmoid().mean()
+
+
 MODELS = {
+    "gated": (Gated, lambda: torch.randn(4, 12, 16)),
+    "normalised": (Normalised, lambda: torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)),
     "block": (Block, lambda: torch.randn(4, 3, 16, 16)),
     "block with dropout": (lambda: Block(dropout=0.3), lambda: torch.randn(4, 3, 16, 16)),
     "attention": (Attention, lambda: torch.randn(2, 12, 16)),
@@ -258,7 +293,7 @@ def test_fused_models_compute_what_the_eager_ones_do(name: str, caplog: pytest.L
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("name", ["block with dropout", "attention"])
+@pytest.mark.parametrize("name", ["block with dropout", "attention", "gated"])
 def test_compiled_models_compute_what_the_eager_ones_do_within_the_budget(name: str) -> None:
     make_model, make_batch = MODELS[name]
     model, batch = make_model(), make_batch()
@@ -271,6 +306,20 @@ def test_compiled_models_compute_what_the_eager_ones_do_within_the_budget(name: 
         measured = measure_peak(lambda: model(batch).backward(), resident=[model, batch])
         assert measured.peak_bytes == pytest.approx(plan.peak_bytes, rel=0.015)
         memfit.remove(model)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_plan_is_recognised_after_inductor_has_seen_the_graphs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # nothing is remembered: graphs are really compiled
+    monkeypatch.setattr("memfit.ops.stretch._STRETCHES", {})
+    monkeypatch.setattr("memfit.capture.stretches._PRIMITIVE", {})
+    model, batch = Attention(), torch.randn(2, 12, 16)
+    plan = memfit.plan(model, batch, budget=0.95, allow=ALLOW, time_limit=1)
+    memfit.apply(plan, model, batch)
+    twin = Attention()
+    assert_close(model, twin, batch)
 
 
 @pytest.mark.usefixtures("eager_kernels", "one_thread")

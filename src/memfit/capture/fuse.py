@@ -11,20 +11,22 @@ Note [Made again inside]
 import contextlib
 import dataclasses
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import fx
 
 from memfit import _torch
-from memfit.capture.nodes import INHERITED, REMAKES, TECHNIQUE, is_view
+from memfit.capture.nodes import INHERITED, REMAKES, TECHNIQUE, is_alternative, shows
 from memfit.capture.runs import Run, find_runs
 from memfit.capture.stretches import Piece, arranged, cut_out, made_again, put_into
 from memfit.capture.trace import Joint
-from memfit.ops.lean import is_worth_it
+from memfit.ops.lean import is_worth_it, same_layout
 from memfit.ops.stretch import STRETCH, Stretch, stretch_of
 
 _SMALLEST_BYTES = 2**16  # of a value that is worth being made again
+_LARGEST_BUFFER_BYTES = 2**18  # of which a copy from before the forward pass is kept, see `execute/rebuild.py`
 _MOST_INSIDE = 4  # values that are made again inside a stretch, one by one and all together
 
 
@@ -36,9 +38,10 @@ def fuse(joint: Joint) -> None:
         _Fusing(graph).run()
 
 
-def stretches_in(graph: fx.Graph) -> list[Stretch]:
+def stretches_in(graph: fx.Graph, *, alternatives: bool = True) -> list[Stretch]:
     """The stretches that a graph calls, each once."""
-    return list(dict.fromkeys(node.target for node in graph.nodes if isinstance(node.target, Stretch)))
+    calls = [node for node in graph.nodes if alternatives or not is_alternative(node)]
+    return list(dict.fromkeys(node.target for node in calls if isinstance(node.target, Stretch)))
 
 
 class _Fusing:
@@ -50,12 +53,15 @@ class _Fusing:
         for run in find_runs(self._graph):
             self._replace(run)
         for node in reversed(self._graph.nodes):
-            if is_view(node) and not node.users:  # those who read it have it inside
+            if shows(node) and not node.users:  # those who read it have it inside
                 self._graph.erase_node(node)
         self._graph.lint()
 
     def _replace(self, run: Run) -> None:
         piece, outputs = arranged(cut_out(run), run.outputs)
+        made: Any = piece.graph.output_node().args[0]
+        if not all(same_layout(*pair) for pair in zip(_values(made), _values(outputs), strict=True)):
+            return  # others read the layout that the model's own operators make
         run = dataclasses.replace(run, outputs=outputs)
         call = self._call(piece, run.last, name=f"{run.last.name}_stretch", after=run.last)
         call.meta["val"] = _fresh([node.meta["val"] for node in run.outputs])
@@ -119,9 +125,9 @@ class _Fusing:
                 self._add_alternative(smaller, result, f"{result.name}_again", last)
 
     def _write_insides(self, piece: Piece, call: fx.Node, last: fx.Node) -> None:
-        inner = {node: self._again[node] for node in piece.inputs if _has_one(self._again.get(node))}
+        inner = {node: self._again[node] for node in piece.inputs if _can_be_inside(self._again.get(node))}
         several = [{node: one} for node, one in inner.items()][:_MOST_INSIDE]
-        if len(inner) > 1:
+        if 1 < len(inner) <= _MOST_INSIDE:
             several.append(inner)
         for number, some in enumerate(several):
             self._add_alternative(put_into(piece, some), call, f"{call.name}_inside_{number}", last)
@@ -131,9 +137,17 @@ class _Fusing:
         node.meta |= {"val": _fresh(of.meta["val"]), TECHNIQUE: STRETCH.name, REMAKES: of}
 
 
-def _has_one(piece: Piece | None) -> bool:
-    results: Any = () if piece is None else piece.graph.output_node().args[0]
-    return len(results) == 1
+def _values(nodes: Iterable[fx.Node]) -> list[torch.Tensor]:
+    return [node.meta["val"] for node in nodes]
+
+
+def _can_be_inside(piece: Piece | None) -> bool:
+    """Whether a piece makes one value, and reads no big buffer, which the forward pass may have changed by then."""
+    if piece is None:
+        return False
+    results: Any = piece.graph.output_node().args[0]
+    buffers = [node for node in piece.inputs if type(node.meta.get("desc")).__name__ == "BufferAOTInput"]
+    return len(results) == 1 and all(node.meta["val"].nbytes <= _LARGEST_BUFFER_BYTES for node in buffers)
 
 
 def _views(node: fx.Node) -> list[fx.Node]:
@@ -142,7 +156,7 @@ def _views(node: fx.Node) -> list[fx.Node]:
     waiting = [node]
     while waiting:
         for user in waiting.pop(0).users:
-            if is_view(user) and user not in found:
+            if shows(user) and user not in found:
                 found[user] = None
                 waiting.append(user)
     order = {each: place for place, each in enumerate(node.graph.nodes)} if len(found) > 1 else {}

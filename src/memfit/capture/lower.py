@@ -41,6 +41,7 @@ from memfit.measure import signature
 from memfit.ops import cross_entropy
 from memfit.ops.inplace import in_place_form
 from memfit.ops.registry import name_of
+from memfit.ops.stretch import Stretch
 from memfit.tensors import storage_key
 
 
@@ -277,7 +278,7 @@ class _Lowering:
 
     def _does_overwrite(self, node: fx.Node, position: int, storage: int | None) -> bool:
         """Whether the eager run overwrites a storage here, and nobody reads it afterwards."""
-        if storage is None:
+        if storage is None or isinstance(node.target, Stretch):  # which eager does not have
             return False
         first: Any = node.args[0]
         phase = Phase.BACKWARD if is_backward(node) else Phase.FORWARD

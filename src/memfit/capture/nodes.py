@@ -85,6 +85,11 @@ def is_view(node: fx.Node) -> bool:
     return any(storage_key(tensor) in own for source in node.all_input_nodes for tensor in tensors_of(source))
 
 
+def shows(node: fx.Node) -> bool:
+    """Whether a node is a view, or one of several that an operator makes at once: a part of `split`."""
+    return is_view(node) or (node.target is operator.getitem and is_view(node.all_input_nodes[0]))
+
+
 def works_in_place(node: fx.Node, differentiated: Any) -> bool:
     """Whether the eager run writes the result of this node over its first argument.
 

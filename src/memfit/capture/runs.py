@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from memfit.capture.nodes import is_backward, is_operator, is_random, is_view, tensors_of
+from memfit.capture.nodes import is_backward, is_operator, is_random, is_view, shows, tensors_of
 
 _SMALLEST_RUN_BYTES = 2**18  # of all it reads and makes; below that a kernel is not worth its compilation
 
@@ -81,7 +81,7 @@ def _makes_a_tensor(node: fx.Node) -> bool:
 def _is_read_outside(node: fx.Node, inside: set[fx.Node]) -> bool:
     """Whether anybody but members reads a node, also through views."""
     return any(
-        user not in inside and (user.op == "output" or not is_view(user) or _is_read_outside(user, inside))
+        user not in inside and (user.op == "output" or not shows(user) or _is_read_outside(user, inside))
         for user in node.users
     )
 

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from memfit import _torch
-from memfit.capture.nodes import is_backward, is_view
+from memfit.capture.nodes import is_backward, shows
 from memfit.capture.runs import Run
 from memfit.ops.lean import is_worth_it, same_layout
 from memfit.ops.stretch import digest_of
@@ -37,7 +37,7 @@ def cut_out(run: Run) -> Piece:
 
     def copy_of(node: fx.Node) -> fx.Node:
         if node not in copied:
-            if node in inside or is_view(node):
+            if node in inside or shows(node):
                 copied[node] = graph.node_copy(node, copy_of)
             else:
                 inputs.append(node)
@@ -184,10 +184,13 @@ def put_into(piece: Piece, inner: dict[fx.Node, Piece]) -> Piece:
         for node in each.inputs:
             if node not in read and node not in inner:
                 read[node] = _placeholder(graph, node.meta["val"], len(read) + 1)
-    for node in piece.inputs:
-        if node in inner:
-            (read[node],) = _copied(graph, inner[node], read)
-    graph.output(_copied(graph, piece, read))
+
+    def value(node: fx.Node) -> fx.Node:
+        if node not in read:
+            (read[node],) = _copied(graph, inner[node], {each: value(each) for each in inner[node].inputs})
+        return read[node]
+
+    graph.output(_copied(graph, piece, {node: value(node) for node in piece.inputs}))
     return Piece(graph=graph, inputs=tuple(node for node in read if node not in inner))
 
 

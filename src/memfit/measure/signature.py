@@ -32,6 +32,11 @@ def decode(signature: str) -> tuple[Any, list[Any], dict[str, Any]]:
     )
 
 
+def with_operator(signature: str, target: Any) -> str:
+    """The call of another operator with the same arguments."""
+    return json.dumps([_name(target), *json.loads(signature)[1:]], separators=(",", ":"))
+
+
 def find_operator(name: str) -> Any:
     """The operator called `namespace.name.overload`, or a function of a lean operator of ours."""
     function = find_function(name.removesuffix(_NOT_COMPILED))

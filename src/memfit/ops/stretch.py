@@ -18,6 +18,7 @@ Note [Without a compiler]
     A stretch that cannot be compiled runs operator by operator: slower, with more memory on the way, and as right.
 """
 
+import copy
 import functools
 import hashlib
 import json
@@ -36,6 +37,7 @@ from memfit.ops.lean import Alternative, LeanOperator, Site, is_dense, same_layo
 log = logging.getLogger(__name__)
 
 PREFIX = "memfit.stretch"
+_OVER = "_"  # ends the names of forms that overwrite
 
 
 class Stretch:
@@ -49,6 +51,7 @@ class Stretch:
         self.failure = ""  # why it is not compiled
         self._run: Callable[[list[Any]], Sequence[Any]] | None = None
         self._finish: Callable[[], None] | None = None  # to be called before it runs
+        self._threads = 0  # that kernels are written for
 
     @property
     def inputs(self) -> list[torch.Tensor]:
@@ -65,22 +68,37 @@ class Stretch:
         return self._run is not None and self._finish is None
 
     @property
+    def is_ready_here(self) -> bool:
+        """Whether it can run, and was compiled for as many threads as there are now."""
+        return self.is_ready and self._threads == torch.get_num_threads()
+
+    @property
     def is_compiled(self) -> bool:
         return self.is_ready and not self.failure
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
+        made = self._made(tensors)
+        return made[0] if len(made) == 1 else made
+
+    def _made(self, tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
         if not self.is_ready:
             compile_all([self])
         assert self._run is not None
-        made = self._run(list(tensors))
-        return made[0] if len(made) == 1 else made
+        try:
+            return self._run(list(tensors))
+        except AssertionError as error:  # an argument has another layout than the trace said; nothing is written yet
+            if self.failure:
+                raise
+            self._give_up(error)
+            return self._run(list(tensors))
 
     def start_compiling(self) -> None:
         """Hand it to Inductor, whatever the caller is in the middle of; kernels are compiled beside what follows."""
-        if self._run is not None:
+        if self._run is not None and self._threads == torch.get_num_threads():
             return
+        self._threads, self.failure = torch.get_num_threads(), ""  # which kernels are written for
         try:
-            self._run, self._finish = _torch.compile_graph(fx.GraphModule({}, self.graph), self.inputs)
+            self._run, self._finish = self._compiled()
         except Exception as error:  # whatever Inductor rejects, training goes on
             self._give_up(error)
 
@@ -89,9 +107,23 @@ class Stretch:
         try:
             if self._finish is not None:
                 self._finish()
+        except (OSError, ImportError):  # a file of the cache is damaged
+            self._compile_afresh()
         except Exception as error:  # whatever the compiler rejects, training goes on
             self._give_up(error)
         self._finish = None
+
+    def _compiled(self) -> tuple[Callable[[list[Any]], Sequence[Any]], Callable[[], None]]:
+        module = fx.GraphModule({}, copy.deepcopy(self.graph))  # Inductor changes what it is given
+        return _torch.compile_graph(module, self.inputs)
+
+    def _compile_afresh(self) -> None:
+        try:
+            with _torch.fresh_kernel_cache():
+                self._run, finish = self._compiled()
+                finish()
+        except Exception as error:
+            self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
         """See Note [Without a compiler]."""
@@ -105,7 +137,7 @@ class Stretch:
     def in_place(self) -> "Stretch | None":
         """The form that overwrites its first argument, see Note [Over the first]."""
         graph = _overwriting(self.graph)
-        return None if graph is None else _OverFirst(graph, self.__name__ + "_")
+        return None if graph is None else _OverFirst(graph, self.__name__ + _OVER)
 
     @property
     def size(self) -> int:
@@ -120,10 +152,7 @@ class _OverFirst(Stretch):
     """Returns its first argument, overwritten, before its other results."""
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
-        if not self.is_ready:
-            compile_all([self])
-        assert self._run is not None
-        made = self._run(list(tensors))
+        made = self._made(tensors)
         return (tensors[0], *made) if made else tensors[0]
 
 
@@ -159,14 +188,16 @@ def stretch_of(graph: fx.Graph) -> Stretch:
 
 
 def find_stretch(name: str) -> Stretch | None:
-    """The stretch of a name as `ops.registry.name_of` gives it."""
-    return _STRETCHES.get(name.removeprefix(PREFIX + ":"))
+    """The stretch of a name as `ops.registry.name_of` gives it, or its form that overwrites."""
+    digest = name.removeprefix(PREFIX + ":")
+    found = _STRETCHES.get(digest.removesuffix(_OVER))
+    return found.in_place if found is not None and digest.endswith(_OVER) else found
 
 
 def compile_all(stretches: Iterable[Stretch], progress: Callable[[int, int], None] | None = None) -> float:
     """Compile what is not compiled yet; seconds it took."""
     start = time.monotonic()
-    waiting = [each for each in dict.fromkeys(stretches) if not each.is_ready]
+    waiting = [each for each in dict.fromkeys(stretches) if not each.is_ready_here]
     steps = [each.start_compiling for each in waiting] + [each.finish_compiling for each in waiting]
     for done, step in enumerate(steps, start=1):
         step()
@@ -217,6 +248,7 @@ STRETCH = LeanOperator(
     technique="inductor",
     keeps="neighbouring operators as one compiled kernel, values of the forward pass made again inside it",
     exact=False,
+    certain=False,  # its memory is known only where it was compiled
     functions=(),
     alternatives=_no_alternatives,
 )
