@@ -146,7 +146,7 @@ def _method(name: str) -> dict[str, Any]:
 
 
 def _loop() -> dict[str, Any]:
-    return _ratio(_cycle(regression_program(Config()), 1), loop_by_hand()[0], pairs=4 * _PAIRS)
+    return _ratio(_cycle(regression_program(Config()), 1), loop_by_hand()[0], pairs=40 * _PAIRS)
 
 
 def _ablation(name: str) -> dict[str, Any]:

@@ -131,7 +131,10 @@ optimizer = torch.optim.SGD(
 
 # The plan is for one rank's share of a batch. It is made on the first rank and is the same on all.
 sample = torch.zeros(per_rank, 3, arguments.pixels, arguments.pixels, device=device)
-if arguments.plan is not None and arguments.plan.exists():
+has_plan = torch.tensor(float(arguments.plan is not None and arguments.plan.exists()), device=device)
+if several:
+    dist.all_reduce(has_plan, op=dist.ReduceOp.MIN)  # nodes without a common folder: only where all have it
+if has_plan:
     memfit.apply(memfit.Plan.load(arguments.plan), model, sample)
 elif arguments.budget is not None:
     budget = float(arguments.budget) if arguments.budget.replace(".", "", 1).isdigit() else arguments.budget

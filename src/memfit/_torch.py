@@ -102,6 +102,7 @@ __all__ = [
     "eager_dispatch",
     "export_joint",
     "fresh_kernel_cache",
+    "is_plain",
     "keeps_graph",
     "marked_memory_events",
     "memory_events",
@@ -257,6 +258,11 @@ def tracing_flags() -> Iterator[None]:
 def plain_function(target: Any) -> Any:
     """The callable behind an operator, without the Python wrapper around it."""
     return target._op if isinstance(target, torch._ops.OpOverload) else target
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is of no subclass; one without memory stands for a plain one."""
+    return type(tensor) in (torch.Tensor, FakeTensor)
 
 
 def default_store() -> Any:

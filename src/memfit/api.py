@@ -250,11 +250,11 @@ def _curve(points: Iterable[Recipe], make: Callable[[Recipe], Plan], report: Cal
         except KeyboardInterrupt:
             if not plans:
                 raise
-            break
+            return Frontier.of(plans, was_interrupted=True)
         if report is not None:
             report(plans[-1])
         if plans[-1].was_interrupted:
-            break
+            return Frontier.of(plans, was_interrupted=True)
     return Frontier.of(plans)
 
 

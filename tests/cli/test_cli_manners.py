@@ -24,7 +24,7 @@ def run_memfit(monkeypatch, capsys):
 
 
 STEP = ("--model", "./net.py:make_model(64, 8)", "--input", "512x64")
-VERBS = ("estimate", "plan", "profile", "check", "frontier", "zoo", "demo")
+VERBS = ("estimate", "plan", "profile", "check", "frontier", "report", "zoo", "demo")
 
 
 def test_the_help_names_every_verb_the_codes_and_examples(run_memfit):
@@ -86,13 +86,23 @@ def test_on_a_terminal_it_is_asked_before_a_file_is_written_over(folder, monkeyp
     path.write_text("precious")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr(streams.typer, "confirm", lambda text, **_: asked.append(text))
+    monkeypatch.setattr(streams.typer, "confirm", lambda text, **_: asked.append(text) or True)
     streams.check_writable(path, force=False, option="--output")
     streams.check_writable(path, force=True, option="--output")
     streams.check_writable(folder / "other", force=False, option="--output")
     assert len(asked) == 1
     with pytest.raises(InvalidInput):
         streams.check_writable(folder, force=False, option="--output")
+    monkeypatch.setattr(streams.typer, "confirm", lambda *_, **__: False)
+    with pytest.raises(InvalidInput, match="exists"):  # exit code 2; 1 would say that it does not fit
+        streams.check_writable(path, force=False, option="--output")
+
+
+def test_how_ranks_divide_a_model_needs_ranks(run_memfit):
+    for extra in (("--shard", "fsdp"), ("--bucket-views",)):
+        outcome = run_memfit("estimate", *STEP, "--no-measure", *extra)
+        assert outcome.code == 2
+        assert "--world-size" in outcome.err
 
 
 def test_not_on_a_terminal_all_is_plain_text(run_memfit, monkeypatch):

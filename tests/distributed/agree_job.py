@@ -79,7 +79,7 @@ def refused_on_one() -> dict[str, Any]:
     if dist.get_rank() == 1:
         memfit.fit(model, torch.ones(4, 8))
     found = heard(lambda: distributed.fit(model, torch.ones(4, 8), "smallest", time_limit=0.2) and None)
-    return found | {"left as it was": "forward" not in vars(model)}
+    return found | {"left as it was": ("forward" in vars(model)) == (dist.get_rank() == 1)}
 
 
 def slowly(seconds: float) -> Any:

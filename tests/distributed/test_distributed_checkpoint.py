@@ -73,3 +73,48 @@ def test_a_folder_that_holds_no_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_tensors_have_no_place_among_the_extras(tmp_path: Path) -> None:
     with pytest.raises(memfit.InvalidInput, match="holds a tensor"):
         save_sharded(tmp_path, Blocks(), extra={"weights": torch.ones(2)})
+
+
+def test_folders_of_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "20240101").mkdir()
+    model = Blocks()
+    save_sharded(tmp_path, model)
+    save_sharded(tmp_path, model)
+    assert (tmp_path / "20240101").is_dir()
+
+
+def test_saving_before_the_first_update_changes_nothing(tmp_path: Path) -> None:
+    ends = []
+    for saves in (False, True):
+        torch.manual_seed(0)
+        model = Blocks()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)
+        if saves:
+            save_sharded(tmp_path, model, optimizer)
+            assert not optimizer.state
+            load_sharded(tmp_path, model, optimizer)
+            assert not optimizer.state
+        trained(model, 2, lambda batch: batch, optimizer)
+        ends.append([each.detach() for each in model.parameters()])
+    assert all(torch.equal(*each) for each in zip(*ends, strict=True))
+
+
+def test_parameters_that_were_never_updated_have_no_state_afterwards(tmp_path: Path) -> None:
+    class WithUnused(Blocks):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = torch.nn.Linear(4, 4)
+
+    model, other = WithUnused(), WithUnused()
+    optimizer, its = (torch.optim.AdamW(each.parameters(), lr=0.1) for each in (model, other))
+    trained(model, 1, lambda batch: batch, optimizer)
+    save_sharded(tmp_path, model, optimizer)
+    load_sharded(tmp_path, other, its)
+    assert other.unused.weight not in its.state
+    assert len(its.state) == len(optimizer.state)
+    ends = []
+    for each, own in ((model, optimizer), (other, its)):
+        torch.manual_seed(3)
+        trained(each, 2, lambda batch: batch, own)
+        ends.append([parameter.detach() for parameter in each.parameters()])
+    assert all(torch.equal(*each) for each in zip(*ends, strict=True))

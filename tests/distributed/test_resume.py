@@ -1,6 +1,9 @@
 """A run that loses a rank ends, and goes on exactly."""
 
+import json
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,8 +15,10 @@ from torch import nn
 
 import memfit
 from memfit import distributed
-from memfit.distributed.resume import _newest_of_all
+from memfit.distributed.resume import _all_could_read, _newest_of_all
 from memfit.tensors import same_bits
+
+resume_module = sys.modules["memfit.distributed.resume"]  # whose name the function has, too
 
 
 @pytest.mark.slow
@@ -63,7 +68,50 @@ def test_one_process_goes_on_from_its_newest_of_two(tmp_path: Path) -> None:
 
 
 def test_ranks_go_on_from_what_all_of_them_have() -> None:
-    assert _newest_of_all(["[3, 4]", "[4, 5]"]) == "4"
-    assert _newest_of_all(["[]", "[]"]) == "0"
+    assert _newest_of_all([words(3, 4), words(4, 5)]) == "4"
+    assert _newest_of_all([words(), words()]) == "0"
     with pytest.raises(memfit.InvalidFile, match="rank 1 has none"):
-        _newest_of_all(["[3]", "[]"])
+        _newest_of_all([words(3), words()])
+    with pytest.raises(memfit.InvalidFile, match="a run of 4 ranks, this one has 2"):
+        _newest_of_all([words(sizes=[4]), words(sizes=[])])
+
+
+def words(*numbers: int, sizes: Sequence[int] = (2,)) -> str:
+    return json.dumps({"own": numbers, "sizes": list(sizes) if numbers or sizes != (2,) else []})
+
+
+def test_where_one_rank_cannot_read_all_raise() -> None:
+    assert _all_could_read(["", ""]) == ""
+    with pytest.raises(memfit.InvalidFile, match="rank 1: damaged"):
+        _all_could_read(["", "damaged"])
+
+
+def test_a_directory_of_another_run_is_left_alone(tmp_path: Path) -> None:
+    earlier = make_step()
+    for _ in range(3):
+        earlier(torch.ones(3, 4))
+    distributed.save(earlier, tmp_path)
+    anew = make_step()
+    anew(torch.ones(3, 4))
+    with pytest.raises(memfit.InvalidFile, match="after 3 batches, this run has done 1"):
+        distributed.save(anew, tmp_path)
+    assert distributed.resume(anew, tmp_path) == 3
+
+
+def test_what_not_all_ranks_have_is_removed_when_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = make_step()
+    for _ in range(2):
+        step(torch.ones(3, 4))
+        distributed.save(step, tmp_path)
+    monkeypatch.setattr(resume_module, "_newest_of_all", lambda _: "1")
+    again = make_step()
+    assert distributed.resume(again, tmp_path) == again.position.batches == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["step-000000001.rank0of1.safetensors"]
+    again(torch.ones(3, 4))
+    distributed.save(again, tmp_path)
+
+
+def test_checkpoints_of_more_ranks_are_not_overlooked(tmp_path: Path) -> None:
+    (tmp_path / "step-000000004.rank0of4.safetensors").touch()
+    with pytest.raises(memfit.InvalidFile, match="a run of 4 ranks, this one has 1"):
+        distributed.resume(make_step(), tmp_path)

@@ -105,6 +105,7 @@ def test_shares_of_the_optimizer_are_whole_parameters_and_even() -> None:
 def test_units_are_the_blocks_of_the_outermost_lists() -> None:
     assert unit_names(Words()) == ["blocks.0", "blocks.1", "blocks.2"]
     assert unit_names(Images())[:3] == ["first.0", "first.1", "blocks.0"]
+    assert unit_names(Words(), ["blocks.*"]) == ["blocks.0", "blocks.1", "blocks.2"]  # not what is inside of them
     assert unit_names(Words(), ["blocks.*.1"]) == ["blocks.0.1", "blocks.1.1", "blocks.2.1"]
     with pytest.raises(memfit.InvalidInput, match="no module is named"):
         unit_names(Words(), ["layers.*"])

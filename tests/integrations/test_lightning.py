@@ -85,7 +85,26 @@ class Manual(Coder):
         return [torch.optim.Adam(each.parameters(), lr=1e-3) for each in (self.encoder, self.decoder)]
 
 
-def trained(folder: Path, model: Any, callback: Any = None, **options: Any) -> Any:
+class Validated(Coder):
+    """Counts what Lightning does around the steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.validations = 0
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return [batch[0][:, :16]]
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.validations += 1
+
+
+class TwoLoaders(Coder):
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return super().training_step([batch["one"][0] + batch["other"][0]], batch_idx)
+
+
+def trained(folder: Path, model: Any, callback: Any = None, loaders: Any = None, **options: Any) -> Any:
     settings = {
         "default_root_dir": folder,
         "max_epochs": 2,
@@ -97,7 +116,7 @@ def trained(folder: Path, model: Any, callback: Any = None, **options: Any) -> A
     } | options
     torch.manual_seed(1)
     trainer = L.Trainer(callbacks=[] if callback is None else [callback], **settings)
-    trainer.fit(model, loader())
+    trainer.fit(model, **(loaders or {"train_dataloaders": loader()}))
     return trainer
 
 
@@ -112,10 +131,10 @@ def trained(folder: Path, model: Any, callback: Any = None, **options: Any) -> A
 )
 def test_losses_are_the_same_inside_the_budget(tmp_path: Path, kind: Any, options: Any) -> None:
     plain, planned = kind(), kind()
-    trained(tmp_path, plain, **options)
+    steps = trained(tmp_path, plain, **options).global_step
     callback = MemfitCallback(budget=0.85, time_limit=1.0, measure_every=1)
-    trained(tmp_path, planned, callback, **options)
-    assert planned.losses[-len(plain.losses) :] == plain.losses
+    assert trained(tmp_path, planned, callback, **options).global_step == steps
+    assert planned.losses[-len(plain.losses) :] == plain.losses  # those before are of rehearsals
     assert callback.fitted is not None
     assert 0 < callback.peak_bytes <= callback.fitted.budget_bytes
     assert callback.peak_bytes == pytest.approx(callback.fitted.predicted_peak_bytes, rel=0.05)
@@ -186,3 +205,28 @@ def test_fabric_trains_the_same(precision: str) -> None:
             optimizer.step()
             losses[planned].append(float(value))
     assert losses[True] == losses[False]
+
+
+def test_persistent_workers_lose_no_batch_and_hooks_are_called(tmp_path: Path) -> None:
+    rows = TensorDataset(torch.randn(2048, 20, generator=torch.Generator().manual_seed(0)))
+    found = []
+    for callback in (None, MemfitCallback(budget=0.85, time_limit=1.0)):
+        loaders = {
+            "train_dataloaders": DataLoader(rows, batch_size=512, num_workers=1, persistent_workers=True),
+            "val_dataloaders": DataLoader(rows, batch_size=1024),
+        }
+        model = Validated()
+        trainer = trained(tmp_path, model, callback, loaders, num_sanity_val_steps=0)
+        found.append((trainer.global_step, model.validations, model.losses[-8:]))
+    assert found[0] == found[1]
+    assert found[0][:2] == (8, 4)
+
+
+def test_several_loaders_give_a_batch_of_each(tmp_path: Path) -> None:
+    found = []
+    for callback in (None, MemfitCallback(budget=0.85, time_limit=1.0)):
+        model = TwoLoaders()
+        loaders = {"train_dataloaders": {"one": loader(), "other": loader()}}
+        trainer = trained(tmp_path, model, callback, loaders)
+        found.append((trainer.global_step, model.losses[-8:]))
+    assert found[0] == found[1]

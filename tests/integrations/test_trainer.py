@@ -239,3 +239,33 @@ def test_a_model_fitted_before_its_trainer_trains_the_same(tmp_path: Path, capsy
     assert model.training
     model(**sample).loss.backward()  # by its own forward, behind Accelerate's
     assert memfit.captures_of(model).calls == 0
+
+
+def test_labels_of_any_name_are_padded_with_what_losses_ignore(tmp_path: Path) -> None:
+    from memfit.integrations.trainer_data import pad_values
+
+    values = pad_values(make_trainer(tmp_path, label_names=["tags"]))
+    assert values["tags"] == values["labels"] == values["shift_labels"] == -100
+    assert values["input_ids"] == 0
+
+
+def test_a_collator_that_makes_the_tokens_captures_every_length_by_itself(tmp_path: Path, capsys: Any) -> None:
+    class Sentences(Texts):
+        """Read once or twice each, not thousands of times to learn that they have no length."""
+
+        reads = 0
+
+        def __getitem__(self, number: int) -> dict[str, Any]:
+            Sentences.reads += 1
+            return {"text": super().__getitem__(number)["input_ids"].tolist()}
+
+    def tokenized(samples: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        return padded([{"input_ids": torch.tensor(sample["text"])} for sample in samples])
+
+    data = Sentences(count=400, shortest=4, longest=40)
+    trainer = fitted(
+        make_trainer(tmp_path, gpt2(dropout=0.0), data, collator=tokenized, max_steps=1, remove_unused_columns=False)
+    )
+    assert Sentences.reads < 200
+    trainer.train()
+    assert trainer.state.global_step == 1

@@ -64,6 +64,33 @@ def test_the_predicted_peak_is_the_measured_one(name: str) -> None:
     assert predicted.peak_bytes == pytest.approx(measured.peak_bytes, rel=0.05)
 
 
+LEAN = {
+    "a plan": {"budget": 0.8},
+    "updates inside": {"update": "inside"},
+    "states on disk": {"state_tier": "disk"},
+    "both": {"update": "inside", "state_tier": "disk"},
+}
+
+
+@pytest.mark.parametrize("name", LEAN)
+def test_what_a_level_saves_is_counted(name: str, tmp_path: Any) -> None:
+    place = {"directory": str(tmp_path)} if "state_tier" in LEAN[name] else {}
+    predicted = {}
+    for options in ({}, {**LEAN[name], **place}):
+        engine = program(Config(type="darts", **options))
+        predicted[len(options)] = engine.estimate().peak_bytes
+    run(engine, 1)
+    for problem in engine.problems:
+        problem.record, problem.trajectory = None, []
+    resident = [problem.module for problem in engine.problems] + [engine.problems[0].optimizer]
+    if not place:
+        resident.append(engine.problems[1].optimizer)
+    measured = measure_peak(lambda: run_quietly(engine, 2), resident=resident)
+    plain, lean = predicted.values()
+    assert lean < plain or (name == "updates inside" and lean == plain)  # whose peak is in the forward pass
+    assert lean == pytest.approx(measured.peak_bytes, rel=0.05)
+
+
 def run_quietly(engine: Engine, steps: int) -> None:
     for _ in range(steps):
         engine.train_step()

@@ -36,7 +36,9 @@ def nothing_remains(model: nn.Module, sample: Sample) -> Iterator[None]:
     """Put buffers, gradients, attributes and generators back."""
     devices = sorted({tensor.device.index for tensor in model.parameters() if tensor.is_cuda})
     gradients = [(leaf, leaf.grad) for leaf in _leaves(model, sample).values()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    # Metrics keep tensors that are no buffers and change them in place.
+    plain = [value for part in model.modules() for value in vars(part).values() if isinstance(value, torch.Tensor)]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in (*model.buffers(), *plain)]
     snapshot = Snapshot(model)
     with torch.random.fork_rng(devices):
         try:

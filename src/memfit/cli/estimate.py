@@ -15,6 +15,7 @@ from memfit.cli.subject import Subject
 from memfit.distributed.buckets import BucketPolicy
 from memfit.distributed.simulated import check_world
 from memfit.distributed.simulated import estimate as estimate_rank
+from memfit.errors import InvalidInput
 from memfit.estimate import Estimate
 from memfit.report import page
 from memfit.report.breakdown import automatic_depth
@@ -91,6 +92,8 @@ def estimate(
     depth: options.Depth = None,
 ) -> None:
     """See HELP."""
+    if world_size is None and (shard != "ddp" or bucket_views):
+        raise InvalidInput("--shard and --bucket-views say how ranks divide a model; give --world-size too")
     limit = None if device is None else Limit.of(device)
     subject = Subject.of(model, inputs, sample, dtype)
     check_writable(html, force=force, option="--html")

@@ -7,6 +7,7 @@ used, 3 no plan fits the budget, 4 a planned step is not what it should be (`che
 
 import contextlib
 import importlib.metadata
+import logging
 import sys
 import traceback
 from typing import Annotated, NoReturn
@@ -19,6 +20,9 @@ from memfit.errors import InfeasibleBudget, MemfitError
 from memfit.report.breakdown import printable
 
 INVALID, INFEASIBLE, BUG = 2, 3, 70
+
+# Libraries that models come from say at import what they lack for devices that are not here.
+_TALKATIVE = ("torchao", "torch.utils._pytree")
 
 EPILOG = """\b
 How models and samples are named:
@@ -64,6 +68,8 @@ def run() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal may lack a letter
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
         app(prog_name="memfit")
     except InfeasibleBudget as error:

@@ -34,8 +34,8 @@ def check_writable(path: Path | None, *, force: bool, option: str) -> None:
     """Ask before a file is written over, or refuse where nobody can be asked; before the work, not after it."""
     if path is None or force or not path.exists():
         return
-    if path.is_file() and sys.stdin.isatty() and sys.stderr.isatty():
-        typer.confirm(f"{path} exists. Write over it?", abort=True, err=True)
+    can_ask = path.is_file() and sys.stdin.isatty() and sys.stderr.isatty()
+    if can_ask and typer.confirm(f"{path} exists. Write over it?", err=True):
         return
     raise InvalidInput(f"{option} {str(path)!r} exists; give --force to write over it, or another path")
 

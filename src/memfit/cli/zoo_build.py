@@ -59,7 +59,10 @@ def build(
             store.write_sizes(folder, name_of_step, _sizes(place, shown))
             report(f"sizes of {place}")
             continue
-        for name, plan in _named_plans(place, _curve(place, time_limit_s, seed, shown)):
+        curve = _curve(place, time_limit_s, seed, shown)
+        if curve.was_interrupted:
+            raise KeyboardInterrupt  # what is half done is not stored: it would be taken for done
+        for name, plan in _named_plans(place, curve):
             store.write_plan(folder, name, plan)
             listed[name] = Entry.of(name, place.case, plan)
         if place.is_here:

@@ -25,7 +25,7 @@ from memfit.distributed.buckets import BucketPolicy
 from memfit.distributed.share import rank_memory
 from memfit.distributed.wrapped import inner
 from memfit.errors import CaptureError, InvalidInput, RankError, first_line
-from memfit.execute.attach import remove, removed
+from memfit.execute.attach import planned_forwards, remove, removed
 from memfit.measure.optimizer import OptimizerLike, optimizer_name
 from memfit.plan.plan import Plan
 from memfit.prepare import planned_graph, traced_for
@@ -141,6 +141,7 @@ def _compared(board: Board, findings: Mapping[str, Any]) -> None:
 def _together(board: Board, model: nn.Module, act: Any) -> None:
     """Do something to the model of every rank, or of none."""
     failure: BaseException | None = None
+    before = planned_forwards(model)
     try:
         act()
     except Exception as error:
@@ -153,7 +154,8 @@ def _together(board: Board, model: nn.Module, act: Any) -> None:
     try:
         board.decided("" if failure is None else _told(failure), decide)
     except RankError as error:
-        remove(model)
+        if not before:
+            remove(model)
         raise error from failure
 
 

@@ -51,8 +51,7 @@ class Board:
             if self.rank:
                 answer = self._heard(f"{number}/decision", 0)
             else:
-                words = [self._heard(f"{number}/word/{rank}", rank) for rank in range(self.size)]
-                answer = _answer(decide, words)
+                answer = _answer(lambda: decide(self._words(number)))
                 self._store.set(f"{number}/decision", answer)
             self._clean(number)
         return _value(answer)
@@ -78,6 +77,9 @@ class Board:
         finally:
             ended.set()
             thread.join()
+
+    def _words(self, number: int) -> list[str]:
+        return [self._heard(f"{number}/word/{rank}", rank) for rank in range(self.size)]
 
     def _heard(self, key: str, rank: int) -> str:
         """What a rank said; waits for it as long as it lives."""
@@ -108,10 +110,10 @@ class Board:
             self._store.delete_key(f"{number - 2}/decision")
 
 
-def _answer(decide: Callable[[Sequence[str]], str], words: Sequence[str]) -> str:
+def _answer(decide: Callable[[], str]) -> str:
     """The decision, or the error it ended with, as a word."""
     try:
-        return json.dumps({"value": decide(words)})
+        return json.dumps({"value": decide()})
     except MemfitError as error:
         fields = {name: value for name, value in vars(error).items() if isinstance(value, int | str)}
         return json.dumps({"error": type(error).__name__, "message": str(error), "fields": fields})

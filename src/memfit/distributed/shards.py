@@ -34,7 +34,7 @@ def unit_names(model: nn.Module, patterns: Sequence[str] | None = None) -> list[
     """The modules that are sharded by themselves: those of the patterns, or the blocks of the outermost lists."""
     named = [name for name, _ in model.named_modules() if name]
     if patterns is not None:
-        found = [name for name in named if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        found = [name for name in named if any(_is_outermost(name, pattern) for pattern in patterns)]
         if not found:
             raise InvalidInput(f"no module is named {' or '.join(patterns)}; modules are {', '.join(named[:8])}, ...")
         return found
@@ -48,6 +48,13 @@ def unit_names(model: nn.Module, patterns: Sequence[str] | None = None) -> list[
                 if any(True for _ in part.parameters())
             ]
     return found
+
+
+def _is_outermost(name: str, pattern: str) -> bool:
+    """Whether a pattern names a module, and no module that it is inside of: a star stands for dots too."""
+    parts = name.split(".")
+    around = [".".join(parts[:length]) for length in range(1, len(parts))]
+    return fnmatchcase(name, pattern) and not any(fnmatchcase(each, pattern) for each in around)
 
 
 def shard_shape(parameter: torch.Tensor, world_size: int) -> tuple[int, ...]:

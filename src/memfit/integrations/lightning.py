@@ -10,6 +10,7 @@ Note [What Lightning runs]
 """
 
 import contextlib
+import copy
 import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,12 +21,14 @@ from lightning.fabric.wrappers import _FabricModule, _FabricOptimizer
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from torch import nn
+from torch.utils.data import DataLoader
 
 from memfit.capture.autocast import autocast, autocast_state
 from memfit.errors import InvalidInput
 from memfit.execute.attach import captures_of, remove
 from memfit.integrations.loop import fit_in_loop
 from memfit.integrations.outermost import OutermostCalls
+from memfit.integrations.peak_report import PeakReport, capture_numbers
 from memfit.integrations.within import (
     Fitted,
     Part,
@@ -36,10 +39,8 @@ from memfit.integrations.within import (
     gradient_bytes,
     memory_of,
 )
-from memfit.measure.peak import PeakWatch
 from memfit.recipe import EXACT, Budget
 from memfit.tensors import storage_bytes
-from memfit.units import format_bytes
 
 log = logging.getLogger(__name__)
 
@@ -64,26 +65,27 @@ class MemfitCallback(Callback):  # type: ignore[misc]  # lightning is not looked
         measure_every: int = 100,
     ) -> None:
         self.fitted: Fitted | None = None
-        self.peak_bytes = 0  # the highest measured
         self.captures: list[str] = []
         self._wishes = Wishes(budget=budget, allow=tuple(allow), time_limit_s=time_limit)
         self._batch = batch
-        self._measure_every = measure_every
         self._parts: list[Part] = []
-        self._watch = PeakWatch()
-        self._seen = 0
+        self._report = PeakReport("batch", measure_every)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The highest measured."""
+        return self._report.peak_bytes
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             _check_options(trainer, pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._seen = 0
-        batch = self._batch
+        self._report.restart()
         with generators_put_back():
-            if batch is None:
-                batch = next(iter(trainer.train_dataloader))
-            batch = trainer.strategy.batch_to_device(trainer.precision_plugin.convert_input(batch))
+            batch = _first_batch(trainer) if self._batch is None else self._batch
+            batch = pl_module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch))
+            batch = trainer.strategy.batch_to_device(batch)
             rehearsal = RehearsedStep(
                 pl_module,
                 lambda: _training_step(trainer, pl_module, batch),
@@ -104,46 +106,27 @@ class MemfitCallback(Callback):  # type: ignore[misc]  # lightning is not looked
         if pl_module.automatic_optimization and batch_idx % trainer.accumulate_grad_batches == 0:
             for optimizer in trainer.optimizers:
                 optimizer.zero_grad()
-        if self._seen and self._measure_every and (self._seen - 1) % self._measure_every == 0:
-            ahead_bytes = storage_bytes(batch)  # the next one
-            self._watch.start(resident=[pl_module, *trainer.optimizers, batch], beside_bytes=ahead_bytes)
-        self._seen += 1
+        ahead_bytes = storage_bytes(batch)  # the next one
+        self._report.step_begins([pl_module, *trainer.optimizers, batch], beside_bytes=ahead_bytes)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not self._watch.running or self.fitted is None:
-            return
-        measured = self._watch.stop()
-        if measured is None:
-            return
-        self.peak_bytes = max(self.peak_bytes, measured.peak_bytes)
-        if measured.peak_bytes > self.fitted.budget_bytes:
-            log.warning(
-                "a batch took %s, more than the budget of %s",
-                format_bytes(measured.peak_bytes),
-                format_bytes(self.fitted.budget_bytes),
-            )
-        _log(trainer, {**self.fitted.scalars(), "memfit/peak_bytes": float(measured.peak_bytes)})
+        numbers = None if self.fitted is None else self._report.step_ended(self.fitted)
+        if numbers is not None:
+            _log(trainer, numbers)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        captured = [captures_of(part.model) for part in self._parts]
-        self.captures = [
-            f"{type(part.model).__name__}: {each}" for part, each in zip(self._parts, captured, strict=True)
-        ]
-        numbers = {
-            "memfit/captures": float(sum(each.count for each in captured)),
-            "memfit/capture_seconds": sum(each.seconds for each in captured),
-        }
-        _log(trainer, numbers)
+        models = [part.model for part in self._parts]
+        self.captures = [f"{type(model).__name__}: {captures_of(model)}" for model in models]
+        _log(trainer, capture_numbers(models))
         self._remove()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._remove()
 
     def _remove(self) -> None:
-        if self._watch.running:
-            self._watch.stop()
+        self._report.restart()
         for part in self._parts:
             remove(part.model)
         self._parts = []
@@ -168,6 +151,7 @@ def fit(
     keeps room for the gradients of earlier batches.
     """
     _check_strategy(fabric.strategy, "lightning.fabric.strategies")
+    batch = fabric.strategy.precision.convert_input(batch)
     inner = model.module if isinstance(model, _FabricModule) else model
     if isinstance(optimizer, _FabricOptimizer):
         optimizer = optimizer.optimizer
@@ -200,6 +184,24 @@ def _check_strategy(strategy: Any, package: str) -> None:
         )
 
 
+def _first_batch(trainer: Trainer) -> Any:
+    """A batch as the trainer will make its first, from loaders of our own: its own have begun to iterate."""
+    combined = trainer.fit_loop._combined_loader
+    twin = copy.copy(combined)
+    twin.flattened = [_begun_anew(loader) for loader in combined.flattened]
+    batch, _, _ = next(iter(twin))
+    return batch
+
+
+def _begun_anew(loader: Any) -> Any:
+    """A loader like another, that shares no iterator with it: persistent workers go on where they stood."""
+    if not isinstance(loader, DataLoader):
+        return loader
+    twin = copy.copy(loader)
+    twin._iterator = None
+    return twin
+
+
 def _training_step(trainer: Trainer, pl_module: LightningModule, batch: Any) -> None:
     """Forward and backward as the trainer runs them, without what it does around them."""
     takes_index = len(inspect.signature(pl_module.training_step).parameters) > 1
@@ -213,6 +215,7 @@ def _training_step(trainer: Trainer, pl_module: LightningModule, batch: Any) -> 
 
 def _beside_bytes(trainer: Trainer, pl_module: LightningModule, batch_bytes: int) -> int:
     sets = int(trainer.accumulate_grad_batches > 1) + int(trainer.world_size > 1)
+    sets += int(not pl_module.automatic_optimization)  # who drops gradients by hand does it before the backward pass
     return sets * gradient_bytes(pl_module) + batch_bytes  # the next batch is fetched ahead
 
 

@@ -1,6 +1,7 @@
 """What a transformers Trainer feeds its model: its longest batch, and buckets for the lengths of its data."""
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,10 @@ from memfit.errors import InvalidInput, InvalidSample
 from memfit.integrations.within import generators_put_back
 from memfit.step.buckets import PAD_VALUES, Buckets
 
+log = logging.getLogger(__name__)
+
 _LOOKED_AT = 20_000  # samples; of more, every so many-th
+_LOOKED_AT_WITHOUT = 64  # samples that say nothing about their length
 _CAPTURE_STEPS = 5  # what a capture takes, in steps of a small model: a bucket must save that
 LENGTHS_OF = "input_ids"
 
@@ -47,7 +51,8 @@ def look_at_data(trainer: Any, wanted: Buckets | int | None) -> TrainerData:
             return TrainerData(
                 batch=_checked(next(iter(loader))), buckets=wanted if isinstance(wanted, Buckets) else None
             )
-        places = _places(len(dataset))
+        has_lengths = len(dataset) > 0 and _length(dataset[0]) > 0  # else the collator makes tokens, or there are none
+        places = _places(len(dataset)) if has_lengths else range(min(len(dataset), _LOOKED_AT_WITHOUT))
         lengths = [_length(dataset[place]) for place in places]
         by_length = [place for _, place in sorted(zip(lengths, places, strict=True), reverse=True)]
         size = min(trainer.args.train_batch_size, len(by_length))
@@ -55,6 +60,9 @@ def look_at_data(trainer: Any, wanted: Buckets | int | None) -> TrainerData:
         shortest = _checked(loader.collate_fn([dataset[place] for place in by_length[-size:]]))
     _check_alike(longest, shortest)
     if not wanted or not _varies(longest, shortest):
+        return TrainerData(batch=longest, buckets=None)
+    if isinstance(wanted, int) and not any(lengths):
+        log.info("lengths are not known before the collator makes tokens; give buckets=memfit.Buckets(...) to pad")
         return TrainerData(batch=longest, buckets=None)
     _check_can_pad(trainer, longest)
     buckets = wanted if isinstance(wanted, Buckets) else _choose(trainer, lengths, wanted, size, longest)
@@ -67,7 +75,8 @@ def pad_values(trainer: Any) -> dict[str, float]:
     token = getattr(trainer.processing_class, "pad_token_id", None)
     if token is None:
         token = getattr(getattr(trainer.model, "config", None), "pad_token_id", None)
-    return {**PAD_VALUES, LENGTHS_OF: float(token if isinstance(token, int) and token >= 0 else 0)}
+    labels = dict.fromkeys((*trainer.label_names, "shift_labels"), PAD_VALUES["labels"])
+    return {**PAD_VALUES, **labels, LENGTHS_OF: float(token if isinstance(token, int) and token >= 0 else 0)}
 
 
 def pad_side(trainer: Any) -> str:

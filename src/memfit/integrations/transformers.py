@@ -73,6 +73,8 @@ def fit(
         _pad_batches(trainer, data.buckets)
     beside_bytes = _batches_alive(trainer) * storage_bytes(dict(data.batch))
     trainer.add_callback(ReportCallback(trainer, fitted, data.buckets, measure_every, beside_bytes=beside_bytes))
+    callbacks = trainer.callback_handler.callbacks
+    callbacks.insert(0, callbacks.pop())  # before loggers, which close when training ends
     log.info("%s: %s", type(trainer.model).__name__, fitted)
     return trainer
 

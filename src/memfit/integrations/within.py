@@ -158,6 +158,9 @@ def fit_parts(parts: Sequence[Part], step: RehearsedStep, wishes: Wishes) -> Fit
         except InfeasibleBudget as error:
             _remove(parts)
             raise _infeasible(limit, lowest, error) from error
+        except BaseException:  # an interrupt too: nothing is left running by a plan that was not proven
+            _remove(parts)
+            raise
         if peak <= limit or smallest:
             return Fitted(plans=tuple(plans), budget_bytes=limit or peak, predicted_peak_bytes=peak)
         lowest = peak if lowest is None else min(peak, lowest)

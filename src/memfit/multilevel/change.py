@@ -38,7 +38,7 @@ def change_parameters(
 
 def _step(problem: "Problem", closure: Callable[[], float] | None) -> None:
     update = getattr(problem, "update", None)
-    if problem.updater is not None and not problem.engine.is_rehearsing:
+    if problem.updater is not None:
         if problem.updates_inside:
             problem.updater.settle()  # it is done
         else:

@@ -95,12 +95,16 @@ class Engine:
 
     def train_step(self) -> None:
         """One iteration: a step of every lowest problem, and of those above whose turn it is."""
-        if self._needs_plans and not self.is_rehearsing:
-            self._needs_plans = False
-            plan_levels(self)
+        self.make_plans()
         self.global_step += 1
         for leaf in self.leaves:
             self._advance(leaf)
+
+    def make_plans(self) -> None:
+        """Plan the levels that have a budget, if that was not done yet."""
+        if self._needs_plans and not self.is_rehearsing:
+            self._needs_plans = False
+            plan_levels(self)
 
     def validate(self) -> bool:
         """Run `validation` and log it; True if it is time to stop."""
@@ -113,7 +117,7 @@ class Engine:
         return self.config.early_stopping and self.ranks.agreed(self.stopping.is_over(metrics))
 
     def estimate(self) -> CycleEstimate:
-        """Predict the peak memory of one full cycle, for each level and in total; nothing is run or changed."""
+        """Predict the peak memory of one full cycle, for each level and in total; no parameter changes."""
         return estimate_cycle(self)
 
     def train(self) -> None:

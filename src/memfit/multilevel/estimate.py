@@ -2,7 +2,8 @@
 
 One cycle, in which every problem steps, is run twice on tensors without memory: the first time optimizers make
 their state, the second time live bytes are followed. Between the two, each distinct operator is run once by itself to
-learn what it allocates inside. Levels with a plan are counted without it.
+learn what it allocates inside. Levels with a budget are planned first and counted as they run by their plan, and so
+are updates inside the backward pass and optimizer states in another tier.
 """
 
 import dataclasses
@@ -51,6 +52,7 @@ class CycleEstimate:
 
 def estimate_cycle(engine: "Engine") -> CycleEstimate:
     """Predict the peak of one cycle; the engine is left as it is."""
+    engine.make_plans()
     modules = [problem.module for problem in engine.problems]
     module_bytes = held_bytes(modules)
     try:

@@ -150,7 +150,7 @@ class Problem(abc.ABC):
     @property
     def updates_inside(self) -> bool:
         """Whether parameters change while gradients are computed, see Note [Inside a level] in `updates.py`."""
-        return self.updater is not None and self.config.update == "inside" and not self.engine.is_rehearsing
+        return self.updater is not None and self.config.update == "inside"
 
     def is_implemented(self, name: str) -> bool:
         return callable(getattr(self, name, None))

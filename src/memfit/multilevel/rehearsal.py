@@ -4,6 +4,7 @@ import contextlib
 import copy
 from collections import defaultdict
 from collections.abc import Iterator
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,8 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
-from memfit.execute.attach import removed
+from memfit.step.tiers import Place, TieredState
+from memfit.step.updater import Updater
 
 if TYPE_CHECKING:
     from memfit.multilevel.engine import Engine
@@ -29,8 +31,6 @@ def rehearsed(engine: "Engine") -> Iterator[None]:
     step = engine.global_step
     engine.openness.all()
     with contextlib.ExitStack() as stack:
-        for problem in engine.problems:
-            stack.enter_context(removed(problem.module))
         stack.enter_context(_torch.FakeTensorMode(allow_non_fake_inputs=True))
         fakes: dict[int, torch.Tensor] = {}
         for problem in engine.problems:
@@ -49,13 +49,15 @@ def _stand_in(problem: "Problem", batch: Any, fakes: dict[int, torch.Tensor]) ->
     """A problem over stand-ins of its parameters, buffers, optimizer and batches."""
     places = [(part, dict(part._parameters), dict(part._buffers)) for part in problem.module.modules()]
     kept = {name: getattr(problem, name) for name in _COUNTERS}
-    own = (problem.parameter_list, problem.optimizer, problem.scheduler, problem.__dict__.get("get_batch"))
+    own = (problem.parameter_list, problem.optimizer, problem.scheduler, problem.updater)
+    get_batch = problem.__dict__.get("get_batch")
     for part, parameters, buffers in places:
         for name, tensor in (*parameters.items(), *buffers.items()):
             holder = part._parameters if name in parameters else part._buffers
             holder[name] = None if tensor is None else _fake(tensor, fakes)
     problem.parameter_list = [_fake(parameter, fakes) for parameter in own[0]]  # type: ignore[misc]
     problem.optimizer = None if own[1] is None else _fake_optimizer(own[1], fakes)
+    problem.updater = None if own[3] is None else _fake_updater(problem)
     problem.scheduler = None
     problem.trajectory, problem.score, problem.baseline = [], {}, {}
     problem.record, problem.snapshot, problem.inner_loop_start = None, None, True
@@ -68,7 +70,7 @@ def _stand_in(problem: "Problem", batch: Any, fakes: dict[int, torch.Tensor]) ->
         for part, parameters, buffers in places:
             part._parameters.update(parameters)
             part._buffers.update(buffers)
-        problem.parameter_list, problem.optimizer, problem.scheduler, get_batch = own
+        problem.parameter_list, problem.optimizer, problem.scheduler, problem.updater = own
         del problem.__dict__["get_batch"]
         if get_batch is not None:
             problem.__dict__["get_batch"] = get_batch
@@ -94,3 +96,32 @@ def _fake_optimizer(optimizer: Optimizer, fakes: dict[int, torch.Tensor]) -> Opt
         for group in optimizer.param_groups
     ]
     return twin
+
+
+def _fake_updater(problem: "Problem") -> Updater:
+    policy = problem.config.step_policy
+    assert problem.optimizer is not None
+    states = TieredState(_Elsewhere()) if policy.state_tier else None
+    return Updater(problem.module, problem.optimizer, policy, problem.torch_device, seed=0, states=states)
+
+
+class _Elsewhere:
+    """A tier of which only what is brought beside the parameters takes memory."""
+
+    def reserve(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Place:
+        return Place(tensor=torch.empty((), dtype=dtype, device=device).expand(shape), device=device)
+
+    def read(self, place: Place, rows: slice | None) -> "Future[torch.Tensor]":
+        read: Future[torch.Tensor] = Future()
+        shape = place.tensor.shape if rows is None else (rows.stop - rows.start,)
+        read.set_result(torch.empty(shape, dtype=place.tensor.dtype, device=place.device))
+        return read
+
+    def write(self, place: Place, rows: slice | None, value: torch.Tensor) -> None:
+        pass
+
+    def wait(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

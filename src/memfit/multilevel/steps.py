@@ -99,7 +99,7 @@ def _backward(problem: "Problem", record: StepRecord, sources: Sequence["Problem
     total: torch.Tensor | None = None
     metrics: Metrics = {}
     record.generators = []
-    if problem.updater is not None and not problem.count and not problem.engine.is_rehearsing:
+    if problem.updater is not None and not problem.count:
         problem.updater.allocate(problem.parameter_list)
     for number, (batch, share) in enumerate(zip(record.batches, record.shares, strict=True), 1):
         if not problem.engine.is_rehearsing:
@@ -124,7 +124,7 @@ def _backward_from(problem: "Problem", loss: torch.Tensor, inputs: list[torch.nn
             f"the loss of the problem {problem.name!r} depends on no parameter of {names}; compute it from their "
             "modules without detach or no_grad"
         )
-    if problem.updater is None or problem.engine.is_rehearsing:
+    if problem.updater is None:
         loss.backward(inputs=inputs)
     else:
         with problem.updater.around_backward(loss, inputs, is_last=is_last):

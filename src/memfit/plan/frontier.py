@@ -18,9 +18,10 @@ class Frontier:
     """Plans of one step at several budgets, biggest budget first: the smaller the budget, the slower."""
 
     plans: tuple[Plan, ...]
+    was_interrupted: bool = False  # these are the points that were found until then
 
     @classmethod
-    def of(cls, plans: Iterable[Plan]) -> Self:
+    def of(cls, plans: Iterable[Plan], *, was_interrupted: bool = False) -> Self:
         """The curve through some plans: a plan of a smaller budget that is faster serves the bigger budget too."""
         curve: list[Plan] = []
         for plan in sorted(plans, key=lambda each: each.budget_bytes or each.peak_bytes):
@@ -28,7 +29,7 @@ class Frontier:
                 bound_us = min(plan.bound_us, curve[-1].extra_us)
                 plan = dataclasses.replace(curve[-1], budget_bytes=plan.budget_bytes, bound_us=bound_us)
             curve.append(plan)
-        return cls(tuple(reversed(curve)))
+        return cls(tuple(reversed(curve)), was_interrupted)
 
     def __iter__(self) -> Iterator[Plan]:
         return iter(self.plans)

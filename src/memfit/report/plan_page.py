@@ -57,7 +57,7 @@ def render(plan: Plan, frontier: Sequence[CurvePoint] = (), profile: Profile | N
         data=data_of(plan, stories, depth),
         curve=curve.draw(frontier, plan) if frontier else None,
         measured=None if profile is None else measured_of(profile, plan.unplanned_peak_bytes),
-        passes=pass_rows(stories[0], depth) if len(stories) == 1 else [],
+        passes=pass_rows(stories[0], depth) if len(stories) == 1 and not plan.regions else [],
         notes=_notes(plan, stories),
         log=list(_log(plan)),
         sent_out=any(fate.treatment is Treatment.MOVED for fate in plan.fates),

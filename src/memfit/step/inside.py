@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import nn
 
+from memfit import _torch
 from memfit.errors import InvalidInput
 from memfit.execute.attach import is_planned
 from memfit.execute.handover import taking
@@ -86,7 +87,7 @@ def has_captured_calls(model: nn.Module) -> bool:
 
 def is_distributed(model: nn.Module) -> bool:
     """Whether gradients are not complete when they are accumulated, but added up over processes."""
-    sharded = any(type(parameter.data) is not torch.Tensor for parameter in model.parameters())
+    sharded = any(not _torch.is_plain(parameter.data) for parameter in model.parameters())
     return isinstance(model, nn.parallel.DistributedDataParallel) or sharded
 
 

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 
 from memfit.step.optimizers import is_elementwise
 from memfit.step.rounding import StochasticRounding
+from memfit.tensors import storage_key
 
 LARGEST_PART = 2**18  # elements: a few of them fit a cache, and the overhead of a call is small beside one
 
@@ -70,7 +71,7 @@ class MemoryHome:
             if whole is None:
                 whole = self._made.setdefault(name, torch.empty_like(self._parameter.detach(), dtype=value.dtype))
             here = part.of(whole)
-            if here.data_ptr() != value.data_ptr():
+            if not _is_same_memory(here, value):
                 here.copy_(value)
 
     def close(self) -> State:
@@ -165,6 +166,10 @@ def cut(part: Part, value: Any) -> Any:
     if not isinstance(value, torch.Tensor) or part.rows is None:
         return value
     return part.of(value) if value.shape == part.parameter.shape and _is_flat(value) else value.clone()
+
+
+def _is_same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return storage_key(one) == storage_key(other) and one.storage_offset() == other.storage_offset()
 
 
 def _is_flat(tensor: torch.Tensor) -> bool:

@@ -6,6 +6,11 @@ Note [Replicas]
     the same, so before that pass the ranks add up what their losses are means of, and each divides by its share of
     the sum. In the same message, at the end of every batch, a rank says that its loss is not finite: then all of
     them stop at this step, and none waits for another. Until then it runs forward as the others do.
+
+Note [Sharded]
+    A model that FSDP2 divides communicates in every forward and backward pass. So a rank whose loss is not finite goes
+    through its backward pass as the others do, and all of them stop at the end of the batch. Losses are averaged over
+    ranks as they are, whatever they are means of.
 """
 
 import contextlib
@@ -24,11 +29,27 @@ class Replicas:
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._ddp = model if isinstance(model, DistributedDataParallel) else None
         self._device = device
+        meshes = (getattr(each, "device_mesh", None) for each in model.parameters())
+        self._mesh = None if self._ddp is not None else next((mesh for mesh in meshes if mesh is not None), None)
         self.module: nn.Module = model if self._ddp is None else self._ddp.module  # the model itself
 
     @property
     def count(self) -> int:
         return 1 if self._ddp is None else int(self._ddp.process_group.size())
+
+    @property
+    def size(self) -> int:
+        """How many ranks take part, replicated or sharded."""
+        return self.count if self._mesh is None else int(self._mesh.size())
+
+    @property
+    def is_sharded(self) -> bool:
+        return self._mesh is not None
+
+    @property
+    def wait_for_each_other(self) -> bool:
+        """Whether a rank that stops alone would leave others waiting."""
+        return self.count > 1 or self.is_sharded
 
     def passing(self, *, is_last: bool) -> contextlib.AbstractContextManager[None]:
         """What a forward and a backward pass run in, the last before an update or an earlier one."""
@@ -38,6 +59,11 @@ class Replicas:
 
     def share_of(self, weight: float, *, failed: bool = False) -> tuple[float, int]:
         """A rank's share of all weights together, and how many ranks failed. Once for every batch, on all ranks."""
+        if self._mesh is not None:
+            failures = float(failed)
+            for dimension in range(self._mesh.ndim):
+                (failures,) = summed([failures], self._device, self._mesh.get_group(dimension))
+            return weight, int(failures)
         if self._ddp is None:
             return weight, int(failed)
         total, failures = summed([weight, float(failed)], self._device, self._ddp.process_group)

@@ -243,6 +243,8 @@ class Step:
                 expected = weigh.total(term) * self.policy.accumulate
                 if not failure:
                     self._backward(term, expected, share if ends else None)
+                elif self._replicas.is_sharded:
+                    term.value.backward()  # the others wait for it
             terms.append(dataclasses.replace(term, value=term.value.detach()))
         return terms
 
@@ -251,15 +253,15 @@ class Step:
 
         What is returned, then, is what gradients are divided by, see Note [Replicas] in `replicas.py`.
         """
-        if failure and self._replicas.count == 1:
+        if failure and not self._replicas.wait_for_each_other:
             raise self._not_finite(failure)
         if not closes:
             return None
         share, failures = self._replicas.share_of(self._accumulation.weight + term.weight, failed=bool(failure))
         if failures:
-            if ends:
-                term.value.backward()  # which DDP waits for since the forward pass; the gradients are dropped
-            raise self._not_finite(failure or f"is not finite on {failures} of {self._replicas.count} ranks")
+            if ends or self._replicas.is_sharded:
+                term.value.backward()  # which was prepared in the forward pass; the gradients are dropped
+            raise self._not_finite(failure or f"is not finite on {failures} of {self._replicas.size} ranks")
         return share
 
     def _pieces(self, batch: Any) -> Sequence[Any]:

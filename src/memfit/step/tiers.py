@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from memfit import _torch
 from memfit.errors import InvalidInput
 from memfit.step.parts import Part, State, cut, is_like
 
@@ -133,7 +134,7 @@ def _belongs_here(value: Any) -> bool:
     """Whether a state goes to the tier; numbers and counters stay."""
     if not isinstance(value, torch.Tensor) or not value.dim() or not value.numel():
         return False
-    if type(value) is not torch.Tensor:
+    if not _torch.is_plain(value):
         raise InvalidInput(
             f"the optimizer keeps its state in a {type(value).__name__}, which cannot be moved to another tier; use it "
             "without state_tier, or an optimizer of torch.optim"

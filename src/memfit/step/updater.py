@@ -24,7 +24,13 @@ class Updater:
     """The optimizer and where its state is; runs it at once, parameter by parameter, or inside the backward pass."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, policy: StepPolicy, device: torch.device, seed: int
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        policy: StepPolicy,
+        device: torch.device,
+        seed: int,
+        states: TieredState | None = None,  # where the state lives instead of where the policy says
     ) -> None:
         self._optimizer = optimizer
         self._model = model
@@ -32,7 +38,7 @@ class Updater:
         self._in_parts: PartUpdates | None = None
         self._inside: InsideBackward | None = None
         check_updates(model, optimizer, policy)
-        self._states = make_tier(policy, device)
+        self._states = states or make_tier(policy, device)
         if policy.is_updated_in_parts:
             home_of = MemoryHome if self._states is None else self._states.home_of
             self._in_parts = PartUpdates(optimizer, home_of=home_of, rounding=self.rounding)
