@@ -284,7 +284,7 @@ def test_fused_models_compute_what_the_eager_ones_do(name: str, caplog: pytest.L
     make_model, make_batch = MODELS[name]
     model, batch = make_model(), make_batch()
     twin = copy.deepcopy(model)
-    for budget in (0.9, "smallest"):
+    for budget in (10**8, "smallest"):
         plan = memfit.plan(model, batch, budget=budget, allow=ALLOW, time_limit=1)
         memfit.apply(plan, model)
         assert_close(model, twin, batch)
@@ -298,7 +298,7 @@ def test_compiled_models_compute_what_the_eager_ones_do_within_the_budget(name: 
     make_model, make_batch = MODELS[name]
     model, batch = make_model(), make_batch()
     twin = copy.deepcopy(model)
-    for budget in (0.95, "smallest"):
+    for budget in (10**8, "smallest"):
         plan = memfit.plan(model, batch, budget=budget, allow=ALLOW, time_limit=1)
         memfit.apply(plan, model)
         assert_close(model, twin, batch)

@@ -123,7 +123,7 @@ def test_each_is_compiled_once_and_the_progress_is_told(monkeypatch: pytest.Monk
 
     def note(self: Stretch) -> None:
         compiled.append(self)
-        self._run = list
+        self._run, self._threads = list, torch.get_num_threads()
 
     monkeypatch.setattr(Stretch, "start_compiling", note)
     one, other = stretch_of(graph_of()), stretch_of(graph_of(size=7))
