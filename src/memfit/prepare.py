@@ -33,6 +33,7 @@ from memfit.plan.problem import Costs, handed_out_together
 from memfit.plan.simulate import simulate
 from memfit.recipe import Recipe
 
+_FEW_GONE = 20  # operations that are run alone rather than in a step
 _PLAIN_STEPS_S = 2.0  # for steps as they are before the graph is rewritten
 
 
@@ -238,13 +239,13 @@ def _step_us(
 ) -> Mapping[str, float]:
     """Microseconds of the operations of a step before the graph is rewritten, by name.
 
-    Where a step takes seconds, only of those that are not in the rewritten graph, each run alone.
+    Where a step takes seconds, only of those few that are not in the rewritten graph, each run alone.
     """
     if not runs_here:
         return roofline_times(graph, recipe.device)
-    if not is_slow(graph, _PLAIN_STEPS_S):
-        return own_times(plain.module, graph, model, sample, steps=3, time_limit_s=_PLAIN_STEPS_S)
     gone = {each.name for each in graph.operations} - {each.name for each in rewritten.operations}
+    if len(gone) > _FEW_GONE or not is_slow(graph, _PLAIN_STEPS_S):
+        return own_times(plain.module, graph, model, sample, steps=3, time_limit_s=_PLAIN_STEPS_S)
     signatures = {each.name: each.signature for each in graph.operations if each.name in gone and each.signature}
     costs = measured_costs(signatures.values(), device=device_of(model), timed=True)
     times_us = {name: costs[signature].time_us for name, signature in signatures.items() if signature in costs}

@@ -70,6 +70,7 @@ def test_the_first_result_can_be_written_over_the_first_argument() -> None:
     over = made.in_place
     assert over is not None
     assert over is made.in_place
+    assert find_function(name_of(over)) is over
     one, other = torch.randn(4, 6), torch.randn(4, 6)
     expected = made(one, other)
     kept: list[Any] = []

@@ -151,6 +151,8 @@ class Stretch:
 class _OverFirst(Stretch):
     """Returns its first argument, overwritten, before its other results."""
 
+    __module__ = PREFIX
+
     def __call__(self, *tensors: torch.Tensor) -> Any:
         made = self._made(tensors)
         return (tensors[0], *made) if made else tensors[0]
