@@ -237,11 +237,11 @@ def _kernels_later() -> Iterator[list[Callable[[], None]]]:
     def collect(self: Any, scope: dict[str, Any]) -> None:
         waiting.append(lambda: wait(self, scope))
 
-    AsyncCompile.wait = collect
+    AsyncCompile.wait = collect  # type: ignore[method-assign]
     try:
         yield waiting
     finally:
-        AsyncCompile.wait = wait
+        AsyncCompile.wait = wait  # type: ignore[method-assign]
 
 
 @contextlib.contextmanager

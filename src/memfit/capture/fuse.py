@@ -104,7 +104,8 @@ class _Fusing:
                 last.append(view)
                 last = view
                 args, kwargs = fx.node.map_arg((view.args, dict(view.kwargs)), lambda node: node.meta["val"])
-                view.meta["val"] = view.target(*args, **kwargs)
+                target: Any = view.target
+                view.meta["val"] = target(*args, **kwargs)
         for node in reversed(run.members):
             self._erase(node)
         return last

@@ -126,9 +126,9 @@ def _small_results(outputs: Sequence[fx.Node], place: int, results: Sequence[fx.
     limit = _SMALL_PART * outputs[place].meta["val"].numel()
     known: dict[fx.Node, fx.Node] = {}
     for output, result in zip(outputs, results, strict=True):
-        source = output
+        source: fx.Node = output
         while source.op == "call_function" and source.target in _RESHAPES:
-            source = source.args[0]
+            source = source.all_input_nodes[0]
         value = output.meta["val"]
         if source.op == "call_function" and value.numel() <= limit and value.is_contiguous():
             known.setdefault(source, result)

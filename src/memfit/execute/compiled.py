@@ -62,8 +62,8 @@ def _compile(joint: Joint, graph: Graph, program: Program, around_backward: Arou
 
 def _stretches_run_by(graph: fx.Graph) -> list[Stretch]:
     """In the form in which they run."""
-    calls = [node for node in graph.nodes if isinstance(node.target, Stretch)]
-    return [in_place_form(node.target) if node.meta.get(OVERWRITES) else node.target for node in calls]
+    forms = [in_place_form(node.target) if node.meta.get(OVERWRITES) else node.target for node in graph.nodes]
+    return [form for form in forms if isinstance(form, Stretch)]
 
 
 def _without_views(forward: Boxed, places: range) -> Boxed:
