@@ -293,7 +293,14 @@ def test_fused_models_compute_what_the_eager_ones_do(name: str, caplog: pytest.L
 
 
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize("name", ["block with dropout", "attention", "gated"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "attention",
+        pytest.param("block with dropout", marks=pytest.mark.slow),  # half a minute of compilation
+        pytest.param("gated", marks=pytest.mark.slow),
+    ],
+)
 def test_compiled_models_compute_what_the_eager_ones_do_within_the_budget(name: str) -> None:
     make_model, make_batch = MODELS[name]
     model, batch = make_model(), make_batch()
