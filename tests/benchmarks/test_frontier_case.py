@@ -24,6 +24,11 @@ CASE = Case(
 )
 
 
+@pytest.fixture(autouse=True)
+def _few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frontier_case, "SECONDS", 0.0)
+
+
 @dataclasses.dataclass
 class FakePlan:
     peak_bytes: int
