@@ -56,7 +56,7 @@ def test_the_numbers_stay_the_same(technique: str, accumulation: int, tmp_path: 
 
 
 def test_a_planned_level_updates_inside_its_backward_pass() -> None:
-    assert all_equal(run(program(Config()), 4), run(program(Config(update="inside", budget=0.95)), 4))
+    assert all_equal(run(program(Config()), 4), run(program(Config(update="inside", budget="smallest")), 4))
 
 
 def test_the_state_of_an_upper_level_can_be_on_disk(tmp_path: Path) -> None:
