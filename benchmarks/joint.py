@@ -23,7 +23,7 @@ from rich.table import Table
 
 import memfit
 from benchmarks.malloc import in_settled_malloc
-from benchmarks.models import Case, standard_cases
+from benchmarks.models import named_cases
 from benchmarks.steps import Steps
 from memfit.cli.torchvision_repair import prepare
 from memfit.files import write_atomically
@@ -61,7 +61,7 @@ def main() -> None:
     in_settled_malloc(sys.argv[1:], "benchmarks.joint")
     prepare()
     console, rows = Console(width=None if sys.stdout.isatty() else 160), []
-    for case in _cases(options.words):
+    for case in named_cases(CASES, options.words):
         with tempfile.TemporaryDirectory(dir=os.environ.get("MEMFIT_DISK")) as directory:
             steps = Steps(case, Path(directory))
             for fraction in FRACTIONS:
@@ -107,26 +107,30 @@ def row_of(steps: Steps, fraction: float) -> Row:
 
 def _fastest_single(steps: Steps, choice: memfit.Choice) -> tuple[str, float, memfit.Step] | None:
     """Its name, its predicted time a sample, and a step that does it."""
-    fitting = [
-        each
+    fitting = {
+        each.techniques: each.sample_us
         for each in choice.alternatives
         if each.techniques in SINGLE and each.sample_us is not None and each.peak_bytes is not None
         if each.peak_bytes <= choice.budget_bytes
-    ]
+    }
+    planned = _planned_alone(steps, choice.budget_bytes)  # which the choice may have left out, as one that cannot win
+    if planned is not None:
+        fitting[planned.alternatives[0].techniques] = planned.sample_us
     if not fitting:
         return None
-    best = min(fitting, key=lambda each: each.sample_us or 0.0)
-    assert best.sample_us is not None
-    fixed = SINGLE[best.techniques]
-    if best.techniques == "planned":
-        return best.techniques, best.sample_us, steps.chosen(steps.choice(choice.budget_bytes, **fixed))
+    best = min(fitting, key=lambda words: fitting[words])
+    if planned is not None and best == "planned":
+        return best, planned.sample_us, steps.chosen(planned)
+    fixed = SINGLE[best]
     directory = {"directory": steps.directory} if fixed["state_tier"] == "disk" else {}
-    return best.techniques, best.sample_us, steps.by_hand(**fixed, **directory)
+    return best, fitting[best], steps.by_hand(**fixed, **directory)
 
 
-def _cases(words: list[str]) -> list[Case]:
-    cases = {str(case): case for case in standard_cases()}
-    return [cases[name] for name in CASES if not words or any(word.lower() in name.lower() for word in words)]
+def _planned_alone(steps: Steps, budget_bytes: int) -> memfit.Choice | None:
+    try:
+        return steps.choice(budget_bytes, **SINGLE["planned"])
+    except memfit.InfeasibleBudget:
+        return None
 
 
 def _line(row: Row) -> str:

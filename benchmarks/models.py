@@ -5,7 +5,7 @@ loss. Each has two batch sizes; the frontier has one of its own.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,12 @@ class Case:
 def standard_cases() -> list[Case]:
     """All nine models at both batch sizes."""
     return [make(size) for make, sizes in _STANDARD_SIZES for size in sizes]
+
+
+def named_cases(names: Iterable[str], words: Sequence[str] = ()) -> list[Case]:
+    """The standard cases of some names, all or those whose name contains one of the words."""
+    cases = {str(case): case for case in standard_cases()}
+    return [cases[name] for name in names if not words or any(word.lower() in name.lower() for word in words)]
 
 
 def frontier_cases() -> list[Case]:

@@ -38,30 +38,31 @@ class Steps:
         self._captures: dict[tuple[str, ...], Captures] = {}
 
     @functools.cached_property
-    def _model(self) -> torch.nn.Module:
-        return self._new_model(None)
+    def _trained(self) -> "_Trained":
+        return _Trained(self._new_model(None))
 
     @functools.cached_property
-    def _optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self._model.parameters(), lr=1e-4)
+    def _trained_pure(self) -> "_Trained":
+        return _Trained(self._new_model("pure-bf16"))
 
     def choice(self, budget: int | float, *, allow: tuple[str, ...] = (), **fixed: Any) -> memfit.Choice:
         """What is chosen under a budget, with some techniques fixed."""
         wishes = Wishes(
             budget=budget, fixed=fixed, allow=allow, directory=self.directory, time_limit_s=self.time_limit_s
         )
-        model, optimizer = self._model, self._optimizer
-        if fixed.get("precision") == "pure-bf16":  # other parameters, so captured by itself
-            model = self._new_model("pure-bf16")
-            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        trained = self._trained_in(fixed.get("precision"))
         key = self._key(allow, fixed.get("precision"))
         if key not in self._captures:
-            subject = with_loss(model, self.case.loss, self.batch)
+            subject = with_loss(trained.model, self.case.loss, self.batch)
             self._captures[key] = Captures(subject, self.batch, split_batch, Recipe(allow=wishes.recipe.allow))
         captures = self._captures[key]
         return choose(
-            captures.subject.model, optimizer, self.case.loss, self.batch, wishes, split=split_batch, captures=captures
+            trained.model, trained.optimizer, self.case.loss, self.batch, wishes, split=split_batch, captures=captures
         )[0]
+
+    def _trained_in(self, precision: str | None) -> "_Trained":
+        """Pure bf16 has other parameters, so it is captured by itself."""
+        return self._trained_pure if precision == "pure-bf16" else self._trained
 
     def _key(self, allow: tuple[str, ...], precision: str | None) -> tuple[str, ...]:
         return (*(each for each in allow if each in memfit.TECHNIQUES), str(precision == "pure-bf16"))
@@ -74,12 +75,19 @@ class Steps:
         assert found is not None
         return found
 
+    def plain_bytes(self, optimizer: Any) -> int:
+        """The predicted peak of the plain step with another optimizer, given as its class."""
+        policy = memfit.StepPolicy()
+        self.choice(UNLIMITED, **_fixed(policy))
+        piece = self._captures[self._key((), None)].piece(1, None)
+        return piece.eager_peak_bytes(policy, update_cost(optimizer(self._trained.model.parameters()), policy))
+
     def range_bytes(self, policy: memfit.StepPolicy) -> tuple[int, int]:
         """The predicted peak of a step that is not planned, and what of it is there without any activations."""
         self.choice(UNLIMITED, **_fixed(policy))
         captures = self._captures[self._key((), policy.precision)]
         piece = captures.piece(policy.micro_batches, policy.precision)
-        update = update_cost(self._optimizer, policy)
+        update = update_cost(self._trained_in(policy.precision).optimizer, policy)
         least_bytes = max(
             piece.prepared.persistent_bytes + piece.beside_bytes(policy, update), piece.end_bytes(policy, update)
         )
@@ -121,6 +129,14 @@ class Steps:
         start = time.perf_counter()
         step(self.batch)
         return time.perf_counter() - start
+
+
+class _Trained:
+    """A model and its optimizer, that choices are made for."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 
 def _fixed(policy: memfit.StepPolicy) -> dict[str, Any]:

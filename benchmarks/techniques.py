@@ -2,7 +2,8 @@
 
     python -m benchmarks.techniques                  # GPT-2 and ResNet-50
     python -m benchmarks.techniques gpt              # cases whose name contains one of the words
-    python -m benchmarks.techniques --results FILE   # where the figures go
+    python -m benchmarks.techniques --rows bf16 8-bit   # rows whose name contains one of the words
+    python -m benchmarks.techniques --results FILE   # where the figures go; rows that are there already are replaced
 
 Peaks are of the second step, with parameters, optimizer state and batch; predicted ones come from a captured step,
 walked by the simulator. Times are medians of pairs of steps, plain and with the technique, in both orders, with
@@ -25,7 +26,7 @@ from rich.table import Table
 
 import memfit
 from benchmarks.malloc import in_settled_malloc
-from benchmarks.models import Case, standard_cases
+from benchmarks.models import named_cases
 from benchmarks.steps import Steps, gradient_bytes
 from memfit.cli.torchvision_repair import prepare
 from memfit.files import write_atomically
@@ -64,7 +65,7 @@ class Row:
     technique: str
     plain_peak_bytes: int
     peak_bytes: int
-    predicted_bytes: int | None  # None: nothing predicts it
+    predicted_bytes: int
     gradient_bytes: int
     state_bytes: int  # of the optimizer, wherever it is
     plain_s: float
@@ -75,21 +76,36 @@ def main() -> None:
     options = _options()
     in_settled_malloc(sys.argv[1:], "benchmarks.techniques")
     prepare()
-    console, rows = Console(width=None if sys.stdout.isatty() else 140), []
-    for case in _cases(options.words):
+    console, found = Console(width=None if sys.stdout.isatty() else 140), _known(options.results)
+    for case in named_cases(CASES, options.words):
         with tempfile.TemporaryDirectory(dir=os.environ.get("MEMFIT_DISK")) as directory:
             bench = Techniques(Steps(case, Path(directory)))
-            for technique in ROWS:
+            for technique in _wanted(options.rows):
                 try:
-                    rows.append(bench.row(technique))
+                    row = bench.row(technique)
                 except memfit.MemfitError as error:  # one row that cannot be must not cost the others
                     console.print(f"{case}, {technique}: {error}", highlight=False)
                     continue
-                console.print(_line(rows[-1]), highlight=False)
-                write_atomically(options.results, json.dumps([dataclasses.asdict(row) for row in rows], indent=1))
+                found[row.case, technique] = row
+                console.print(_line(row), highlight=False)
+                write_atomically(
+                    options.results, json.dumps([dataclasses.asdict(each) for each in found.values()], indent=1)
+                )
+    rows = [found[case, name] for case in CASES for name in ROWS if (case, name) in found]
     for case_name in dict.fromkeys(row.case for row in rows):
         console.print(_table(case_name, [row for row in rows if row.case == case_name]))
     _plot(rows, options.results.with_suffix(".png"))
+
+
+def _known(path: Path) -> dict[tuple[str, str], Row]:
+    """Rows that were measured before."""
+    if not path.exists():
+        return {}
+    return {(each["case"], each["technique"]): Row(**each) for each in json.loads(path.read_text())}
+
+
+def _wanted(words: list[str]) -> list[str]:
+    return [name for name in ROWS if not words or any(word.lower() in name.lower() for word in words)]
 
 
 class Techniques:
@@ -120,7 +136,7 @@ class Techniques:
         step.close()
         return row
 
-    def _made(self, wishes: Mapping[str, Any]) -> tuple[memfit.Step, int | None]:
+    def _made(self, wishes: Mapping[str, Any]) -> tuple[memfit.Step, int]:
         """A step that does as a row wants, and its predicted peak."""
         steps, fixed = self._steps, {**PLAIN, **{name: wishes[name] for name in wishes if name in PLAIN}}
         permissions = ("batch-statistics",) if fixed["micro_batches"] > 1 else ()
@@ -131,7 +147,8 @@ class Techniques:
         if "optimizer" in wishes:
             from torchao import optim
 
-            return steps.by_hand(optimizer=getattr(optim, wishes["optimizer"])), None
+            low_bit = getattr(optim, wishes["optimizer"])
+            return steps.by_hand(optimizer=low_bit), steps.plain_bytes(low_bit)
         directory = steps.directory if fixed["state_tier"] == "disk" else None
         policy = memfit.StepPolicy(**fixed, allow=permissions, directory=directory)
         return steps.by_hand(**fixed, allow=permissions, directory=directory), steps.predicted_bytes(
@@ -145,15 +162,12 @@ class Techniques:
         return (peak_bytes + least_bytes) // 2
 
 
-def _cases(words: list[str]) -> list[Case]:
-    cases = {str(case): case for case in standard_cases()}
-    return [cases[name] for name in CASES if not words or any(word.lower() in name.lower() for word in words)]
-
-
 def _line(row: Row) -> str:
     saved = row.plain_peak_bytes - row.peak_bytes
-    predicted = "" if row.predicted_bytes is None else f", predicted {format_bytes(row.predicted_bytes)}"
-    peaks = f"{format_bytes(row.plain_peak_bytes)} -> {format_bytes(row.peak_bytes)}{predicted}"
+    peaks = (
+        f"{format_bytes(row.plain_peak_bytes)} -> {format_bytes(row.peak_bytes)}, predicted "
+        f"{format_bytes(row.predicted_bytes)}"
+    )
     return (
         f"{row.case}, {row.technique}: {peaks} "
         f"(saved {saved / row.gradient_bytes:.0%} of the gradients' bytes), time {row.time_ratio:.2f}"
@@ -167,7 +181,7 @@ def _table(case: str, rows: list[Row]) -> Table:
         table.add_column(heading, justify="left" if heading == "technique" else "right")
     for row in rows:
         share = row.peak_bytes / row.plain_peak_bytes
-        exact = "" if row.predicted_bytes is None else f"{row.predicted_bytes / row.peak_bytes:.4f}"
+        exact = f"{row.predicted_bytes / row.peak_bytes:.4f}"
         table.add_row(row.technique, format_bytes(row.peak_bytes), f"{share:.2f}", exact, f"{row.time_ratio:.2f}")
     return table
 
@@ -201,6 +215,7 @@ def _plot(rows: list[Row], path: Path) -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="*")
+    parser.add_argument("--rows", nargs="+", default=[])
     parser.add_argument("--results", type=Path, default=RESULTS)
     return parser.parse_args()
 

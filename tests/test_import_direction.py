@@ -13,7 +13,7 @@ import memfit
 SOURCE = Path(memfit.__file__).parent
 BENCHMARKS = SOURCE.parents[1] / "benchmarks"
 
-DATA = {"errors", "units", "files", "ir", "tensors", "collectives", "display", "spelling"}
+DATA = {"errors", "units", "files", "ir", "tensors", "collectives", "display", "spelling", "optimizer_twin"}
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
 PIPELINE = {"describe", "recipe", "prepare", "pipeline"}
 BELOW_API = BELOW_CAPTURE | PIPELINE | {"plan", "estimate", "capture", "execute", "runner", "regions", "unplanned"}
@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "ir": {"errors"},
     "tensors": set(),
     "collectives": set(),
+    "optimizer_twin": set(),
     "display": set(),
     "spelling": set(),
     "_torch": DATA,

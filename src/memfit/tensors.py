@@ -18,9 +18,18 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def storage_bytes(tree: Any) -> int:
-    """Bytes of all distinct storages of the tensors in a tree; of sharded ones, what is in this process."""
-    tensors = [local_part(tensor) for tensor in tensors_in(tree)]
-    return sum({storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}.values())
+    """Bytes of all distinct storages of the tensors in a tree, of sharded ones what is in this process."""
+    parts = [part for tensor in tensors_in(tree) for part in parts_of(tensor)]
+    return sum({storage_key(part): part.untyped_storage().nbytes() for part in parts}.values())
+
+
+def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that one is made of, in this process: codes and scales of a quantized one, a share; mostly itself."""
+    names = getattr(tensor, "__tensor_flatten__", None)
+    if names is None:
+        return [tensor]
+    held = [getattr(tensor, name) for name in names()[0]]
+    return [part for each in held if isinstance(each, torch.Tensor) for part in parts_of(each)]
 
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from sharded_models import BATCH, STEPS, Blocks, gpt2, resnet, trained, words
+from sharded_models import BATCH, STEPS, Blocks, gpt2, rank_part, resnet, sharded, trained, words
+from sharded_together import averaged, fails_alike, goes_on, stops_alike
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy
 
 import memfit
 from memfit.distributed import fit_sharded, load_sharded, plan_sharded, save_sharded
@@ -24,17 +24,6 @@ from memfit.measure.peak import MeasuredPeak, measure_peak
 from memfit.tensors import same_bits
 
 Found = dict[str, Any]
-
-
-def sharded(model: nn.Module, units: list[nn.Module], **policies: Any) -> nn.Module:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for unit in (*units, model):
-        fully_shard(unit, mesh=mesh, **policies)
-    return model
-
-
-def rank_part(batch: torch.Tensor) -> torch.Tensor:
-    return batch.chunk(dist.get_world_size())[dist.get_rank()]
 
 
 def backward(model: nn.Module, sample: Any) -> None:
@@ -142,6 +131,17 @@ def case_resnet(folder: Path, big: bool) -> Found:
     return compared(make, images, 40.0 if big else 5.0, "SGD", part=0.6 if big else 0.7)
 
 
+def case_stages(folder: Path, big: bool) -> Found:
+    """Units of whole stages keep less between them: half of the activation part."""
+
+    def make() -> nn.Module:
+        model = resnet(big)
+        return sharded(model, [model.layer1, model.layer2, model.layer3, model.layer4])
+
+    images = torch.randn((16, 3, 128, 128), generator=torch.Generator().manual_seed(dist.get_rank()))
+    return compared(make, images, 40.0, "SGD", part=0.5)
+
+
 POLICIES: dict[str, Any] = {
     "mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
     "offload_policy": CPUOffloadPolicy(pin_memory=False),
@@ -223,6 +223,16 @@ def case_checkpoint(folder: Path, big: bool) -> Found:
     found["resumed"] = all(same_bits(*each) for each in zip(end, again, strict=True))
     torch.save([each.detach() for each in end], folder / f"end{dist.get_rank()}.pt")
     return found
+
+
+def case_together(folder: Path, big: bool) -> Found:
+    """What one rank alone meets, and all of them must hear of."""
+    return {
+        "stops": stops_alike(),
+        "fails": fails_alike(folder / "failing"),
+        "goes on": goes_on(folder / "going on"),
+        "averaged": averaged(),
+    }
 
 
 def main(folder: Path, cases: list[str]) -> None:

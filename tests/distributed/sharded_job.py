@@ -51,4 +51,4 @@ def fast_job() -> tuple[Path, list[dict[str, Any]]]:
         step(torch.randn(BATCH, 16, 32))
     save_sharded(folder / "from_one", model, optimizer, step=step, extra={"epoch": 3})
     torch.save([each.detach() for each in model.parameters()], folder / "one.pt")
-    return folder, run_ranks(folder, ("policies", "training", "refusals", "checkpoint"))
+    return folder, run_ranks(folder, ("policies", "training", "refusals", "checkpoint", "together"))

@@ -1,10 +1,14 @@
 """The models that the tests of sharded runs train, in one process and in several."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from memfit.cli.torchvision_repair import prepare
 
@@ -38,6 +42,17 @@ class Blocks(nn.Module):
         for block in self.blocks:
             values = block(values)
         return self.head(values).square().mean()
+
+
+def sharded(model: nn.Module, units: list[nn.Module], **policies: Any) -> nn.Module:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for unit in (*units, model):
+        fully_shard(unit, mesh=mesh, **policies)
+    return model
+
+
+def rank_part(batch: torch.Tensor) -> torch.Tensor:
+    return batch.chunk(dist.get_world_size())[dist.get_rank()]
 
 
 def trained(

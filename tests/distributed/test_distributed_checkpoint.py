@@ -27,6 +27,23 @@ def test_two_ranks_go_on_bit_for_bit_from_what_they_saved() -> None:
     assert all(found["checkpoint"]["resumed"] for found in fast_job()[1])
 
 
+def test_dropout_and_a_schedule_go_on_bit_for_bit() -> None:
+    assert all(found["together"]["goes on"]["bits"] for found in fast_job()[1])
+
+
+def test_a_rank_that_cannot_write_stops_all_and_the_old_checkpoint_stays() -> None:
+    first, last = (found["together"]["fails"] for found in fast_job()[1])
+    assert last["writing"] == "OSError: [Errno 28] No space left on device"
+    assert first["writing"].startswith("RankError: another rank could not write its part")
+    assert first["first is there"] == last["first is there"] == "{'saved': 1}"
+
+
+def test_a_rank_that_cannot_read_stops_all() -> None:
+    first, last = (found["together"]["fails"] for found in fast_job()[1])
+    assert last["reading"] == "InvalidFile: damaged here"
+    assert first["reading"].startswith("RankError: another rank could not read the checkpoint")
+
+
 def test_one_process_goes_on_from_what_two_ranks_saved() -> None:
     folder, _ = fast_job()
     model = Blocks()

@@ -1,6 +1,7 @@
 """The examples run as their first lines say, on two processes and on one."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,12 @@ def example(name: str, *arguments: object, ranks: int = 2) -> str:
 def test_ddp(ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CHECKPOINTS", str(tmp_path))
     assert "resumed after 3 batches, equal bit for bit: True" in example("ddp.py", ranks=ranks)
+
+
+def test_fsdp() -> None:
+    losses = re.search(r"loss ([\d.]+); from the checkpoint, without a plan, ([\d.]+)", example("fsdp.py"))
+    assert losses is not None
+    assert losses[1] == losses[2]
 
 
 def test_imagenet(tmp_path: Path) -> None:

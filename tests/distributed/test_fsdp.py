@@ -93,6 +93,22 @@ def test_a_model_that_is_not_sharded_is_refused(ranks: list[dict[str, Any]]) -> 
     assert "call torch.distributed.fsdp.fully_shard" in ranks[0]["refusals"]["not sharded"]
 
 
+def test_a_loss_that_is_not_finite_on_one_rank_stops_all_of_them(ranks: list[dict[str, Any]]) -> None:
+    first, last = (rank["together"]["stops"] for rank in ranks)
+    assert "is not finite on 1 of 2 ranks" in first["heard"]
+    assert "is inf" in last["heard"]
+    for found in (first, last):
+        assert found["unchanged"]
+        assert found["without gradients"]
+        assert found["moved on"]
+
+
+def test_averages_over_ranks_go_in_messages_of_some_size(ranks: list[dict[str, Any]]) -> None:
+    for found in (rank["together"]["averaged"] for rank in ranks):
+        assert found["right"]
+        assert found["messages"] == [200, 140, 56, 192, 32]  # big ones, together, not contiguous, doubles
+
+
 def test_a_sharded_model_stays_itself_and_can_be_given_back(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["training"]["is sharded"]
     assert ranks[0]["training"]["removed"]

@@ -3,26 +3,20 @@ import time
 
 import pytest
 import torch
+from captured_step import captured
 from torch import nn
 from twins import MODELS, ConvNet, TiedLanguageModel, assert_same
 
 import memfit
-from memfit.capture.alternatives import extend
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
 from memfit.errors import InvalidModel
 from memfit.execute import timing
+from memfit.execute.timed_step import TimedStep
 from memfit.execute.timing import OperationTimes, operation_times
 from memfit.ir import ACCUMULATE, Graph, Kind, Operation, Phase, Storage
 from memfit.ops.registry import find_lean_operator
-
-
-def captured(model, sample, techniques=()):
-    example = Sample.of(sample)
-    with traced(model, example) as joint:
-        extend(joint, techniques)
-        return joint, lower(joint), model, example
 
 
 def timed(model, sample, techniques=(), **options):
@@ -57,38 +51,6 @@ def test_nothing_of_the_model_or_the_generator_changes(name):
 def tensors_of(model, batch):
     gradients = [parameter.grad for parameter in model.parameters()]
     return [*model.parameters(), *gradients, *model.buffers(), batch, torch.get_rng_state()]
-
-
-@pytest.mark.parametrize("other_forms", [False, True])
-@pytest.mark.parametrize("name", MODELS)
-def test_timed_steps_compute_what_the_eager_run_computes(name, other_forms, monkeypatch):
-    make_model, make_batch = MODELS[name]
-    model, batch = make_model(), make_batch()
-    joint, *rest = captured(model, batch, ("lean",))
-    step = timing._Step(joint.graph_module, *rest)
-    seen = []
-    run = timing._run
-    monkeypatch.setattr(timing, "_run", lambda call, values, mark: seen.append(values) or run(call, values, mark))
-    with step.running():
-        torch.manual_seed(5)
-        step.run(other_forms=other_forms)
-    torch.manual_seed(5)
-    output = model(batch)
-    output.backward(timing._made_up(output.detach()))
-    gradients = sums_by_parameter(joint, model, seen[0])
-    assert len(gradients) == len(list(model.parameters()))
-    assert_same([parameter.grad for parameter in gradients], list(gradients.values()))
-
-
-def sums_by_parameter(joint, model, values):
-    """A tied parameter has several gradients in the captured graph."""
-    output = next(node for node in joint.graph_module.graph.nodes if node.op == "output")
-    sums = {}
-    for node, description in zip(output.args[0], output.meta["desc"], strict=True):
-        if type(description).__name__ == "GradAOTOutput" and node is not None:
-            parameter = model.get_parameter(description.grad_of.target.removeprefix("model."))
-            sums[parameter] = sums[parameter] + values[node] if parameter in sums else values[node]
-    return sums
 
 
 def test_equal_calls_are_given_equal_times():
@@ -134,8 +96,8 @@ def test_the_gradient_of_a_tied_parameter_takes_time_to_add_up():
 def test_steps_are_as_many_as_asked_for_and_the_time_allows(steps, seconds, plain, other, monkeypatch):
     runs = []
     monkeypatch.setattr(timing, "is_slow", lambda *_: False)
-    run = timing._Step.run
-    monkeypatch.setattr(timing._Step, "run", lambda self, **options: runs.append(bool(options)) or run(self, **options))
+    run = TimedStep.run
+    monkeypatch.setattr(TimedStep, "run", lambda self, **options: runs.append(bool(options)) or run(self, **options))
     timed(nn.Linear(2, 2), torch.randn(1, 2), steps=steps, time_limit_s=seconds)
     assert (runs.count(False), runs.count(True)) == (plain, other)
 
@@ -144,39 +106,15 @@ def test_steps_are_as_many_as_asked_for_and_the_time_allows(steps, seconds, plai
 def test_a_slow_step_is_run_once_and_times_all_forms(name, monkeypatch):
     make_model, make_batch = MODELS[name]
     runs = []
-    run_both = timing._Step.run_both
-    monkeypatch.setattr(timing._Step, "run_both", lambda self: runs.append(self) or run_both(self))
-    monkeypatch.setattr(timing._Step, "run", lambda *_args, **_options: pytest.fail("run twice"))
+    run_both = TimedStep.run_both
+    monkeypatch.setattr(TimedStep, "run_both", lambda self: runs.append(self) or run_both(self))
+    monkeypatch.setattr(TimedStep, "run", lambda *_args, **_options: pytest.fail("run twice"))
     graph, times = timed(make_model(), make_batch(), ("lean",), steps=5, time_limit_s=0.0)
     assert len(runs) == 1
     operations = (*graph.operations, *graph.alternatives)
     assert list(times.fresh_us) == [each.name for each in operations]
     assert list(times.in_place_us) == [each.name for each in operations if each.may_overwrite is not None]
     assert all(each > 0 for each in (*times.fresh_us.values(), *times.in_place_us.values()))
-
-
-def test_of_calls_that_look_alike_a_few_are_run_in_other_forms_in_a_slow_step():
-    layers = [layer for _ in range(8) for layer in (nn.Linear(8, 8), nn.ReLU())]
-    joint, graph, model, sample = captured(nn.Sequential(*layers), torch.randn(4, 8), ("lean",))
-    step = timing._Step(joint.graph_module, graph, model, sample)
-    with step.running():
-        plain, other = step.run_both()
-    relus = [each.name for each in graph.operations if each.target == "aten.relu.default"]
-    assert len(relus) == 8
-    assert all(name in plain for name in relus)
-    assert sum(name in other for name in relus) == timing._SAMPLES
-
-
-def test_what_a_sampled_alternative_reads_is_run_too():
-    """The first gradients that are computed are those of the last ReLUs, whose bits look like those of the first."""
-    layers = [layer for _ in range(5) for layer in (nn.Linear(32, 32), nn.ReLU())]
-    joint, graph, model, sample = captured(nn.Sequential(*layers), torch.randn(64, 32), ("lean",))
-    step = timing._Step(joint.graph_module, graph, model, sample)
-    with step.running():
-        _, other = step.run_both()
-    assert {each.signature for each in graph.alternatives if each.name in other} == {
-        each.signature for each in graph.alternatives
-    }
 
 
 def test_a_caller_in_the_middle_of_something_is_not_disturbed():

@@ -9,6 +9,7 @@ from training import assert_same_parameters, train_plainly, twins
 
 import memfit
 from memfit.errors import InvalidInput
+from memfit.measure.peak import measure_peak
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
@@ -51,3 +52,16 @@ def test_a_tier_is_refused(low_bit, tmp_path):
     model = net()
     with pytest.raises(InvalidInput, match="AdamW8bit keeps its state"):
         memfit.Step(model, low_bit.AdamW8bit(model.parameters()), square, state_tier="disk", directory=tmp_path)
+
+
+@pytest.mark.parametrize("name", ["AdamW8bit", "AdamW4bit"])
+def test_a_budget_is_kept_with_quantized_state(low_bit, name, tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(512, 1024), nn.Tanh(), nn.Linear(1024, 512))
+    optimizer = getattr(low_bit, name)(model.parameters())
+    batch = torch.randn(1024, 512)
+    step = memfit.Step(model, optimizer, square, budget=0.8, sample=batch)
+    step(batch)
+    peak_bytes = measure_peak(lambda: step(batch), resident=[model, optimizer, batch]).peak_bytes
+    assert peak_bytes <= step.choice.budget_bytes
+    assert abs(step.choice.peak_bytes / peak_bytes - 1) < 0.02

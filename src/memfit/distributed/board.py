@@ -51,10 +51,10 @@ class Board:
             if self.rank:
                 answer = self._heard(f"{number}/decision", 0)
             else:
-                answer = _answer(lambda: decide(self._words(number)))
+                answer = answer_of(lambda: decide(self._words(number)))
                 self._store.set(f"{number}/decision", answer)
             self._clean(number)
-        return _value(answer)
+        return value_of(answer)
 
     @contextlib.contextmanager
     def busy(self) -> Iterator[None]:
@@ -110,7 +110,7 @@ class Board:
             self._store.delete_key(f"{number - 2}/decision")
 
 
-def _answer(decide: Callable[[], str]) -> str:
+def answer_of(decide: Callable[[], str]) -> str:
     """The decision, or the error it ended with, as a word."""
     try:
         return json.dumps({"value": decide()})
@@ -122,7 +122,8 @@ def _answer(decide: Callable[[], str]) -> str:
         return json.dumps({"error": "RankError", "message": message, "fields": {}})
 
 
-def _value(answer: str) -> str:
+def value_of(answer: str) -> str:
+    """What `answer_of` was given, or the error of it."""
     data = json.loads(answer)
     if "value" in data:
         value: str = data["value"]

@@ -5,29 +5,27 @@ Note [One decides]
     with one plan or stop with one reason. What is sent is text and numbers, never pickled objects.
 
 Note [Along each dimension]
-    A mesh may have several dimensions. What its first rank has is sent along each of them in turn: after the last,
-    every rank has got it from one that had.
+    A mesh may have several dimensions, each with a board of its own. What its first rank has is told along each of
+    them in turn: after the last, every rank has got it from one that had.
 """
 
+import contextlib
 import hashlib
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
-import torch
-import torch.distributed as dist
 from torch import nn
 
-from memfit import errors
-from memfit.errors import ExecutionError, InfeasibleBudget, InvalidModel, MemfitError, first_line
+from memfit.distributed.board import Board, answer_of, value_of
+from memfit.errors import InvalidModel, RankError
 
 
 class MeshRanks:
     """All ranks that hold a part of one model."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._mesh = next(mesh for mesh in (getattr(each, "device_mesh", None) for each in model.parameters()) if mesh)
-        self._groups = [self._mesh.get_group(dimension) for dimension in range(self._mesh.ndim)]
-        self._device = self._mesh.device_type
+        meshes = (getattr(each, "device_mesh", None) for each in model.parameters())
+        self._mesh = next(mesh for mesh in meshes if mesh is not None)
+        self._boards = [Board(self._mesh.get_group(dimension)) for dimension in range(self._mesh.ndim)]
 
     @property
     def is_first(self) -> bool:
@@ -35,65 +33,53 @@ class MeshRanks:
 
     def from_first(self, make: Callable[[], str]) -> str:
         """What `make` returns on the first rank, on all of them; what it raises is raised on all."""
-        failure: BaseException | None = None
-        message = ""
-        if self.is_first:
+        failures: list[BaseException] = []
+
+        def made() -> str:
             try:
-                message = json.dumps({"made": make()})
-            except BaseException as error:  # sent on before it is raised again, see Note [One decides]
-                failure = error
-                message = json.dumps(_described(error))
-        message = self._broadcast(message)
-        if failure is not None:
-            raise failure
-        content = json.loads(message)
-        if "made" in content:
-            return str(content["made"])
-        raise _error_of(content)
+                return make()
+            except BaseException as error:
+                failures.append(error)
+                if isinstance(error, Exception):
+                    raise
+                raise RankError("the first rank was interrupted while it planned for all; no rank goes on") from error
+
+        with self._busy():
+            answer = self._decided(answer_of(made) if self.is_first else "", _first)
+        if failures:
+            raise failures[0]  # as it was, where it was
+        return value_of(answer)
 
     def largest(self, number: int) -> int:
         """The largest of all ranks' numbers."""
-        value = torch.tensor([number], dtype=torch.int64, device=self._device)
-        for group in self._groups:
-            dist.all_reduce(value, op=dist.ReduceOp.MAX, group=group)
-        return int(value.item())
+        return int(self._decided(str(number), _largest))
 
     def check_equal(self, described: str, *, what: str) -> None:
         """Refuse on all ranks if they do not have the same."""
-        number = int.from_bytes(hashlib.sha256(described.encode()).digest()[:7])
-        if self.largest(number) != -self.largest(-number):
+        digest = int.from_bytes(hashlib.sha256(described.encode()).digest())
+        if self.largest(digest) != -self.largest(-digest):
             raise InvalidModel(
                 f"ranks differ in {what}, so one plan cannot serve them; build the same model with the same options "
                 "and versions, and give samples of the same shapes, on every rank"
             )
 
-    def _broadcast(self, message: str) -> str:
-        content = message.encode()
-        for group in self._groups:
-            length = torch.tensor([len(content)], dtype=torch.int64, device=self._device)
-            dist.broadcast(length, group_src=0, group=group)
-            text = torch.zeros(int(length.item()), dtype=torch.uint8, device=self._device)
-            if dist.get_rank(group) == 0 and content:
-                text.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-            dist.broadcast(text, group_src=0, group=group)
-            content = bytes(text.cpu().numpy())
-        return content.decode()
+    def _decided(self, word: str, decide: Callable[[Sequence[str]], str]) -> str:
+        """See Note [Along each dimension]."""
+        for board in self._boards:
+            word = board.decided(word, decide)
+        return word
+
+    @contextlib.contextmanager
+    def _busy(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for board in self._boards:
+                stack.enter_context(board.busy())
+            yield
 
 
-def _described(error: BaseException) -> dict[str, object]:
-    numbers = {}
-    if isinstance(error, InfeasibleBudget):
-        numbers = {"smallest_bytes": error.smallest_bytes, "floor_bytes": error.floor_bytes}
-    return {"error": type(error).__name__, "message": str(error), "numbers": numbers}
+def _first(words: Sequence[str]) -> str:
+    return words[0]
 
 
-def _error_of(content: dict[str, object]) -> MemfitError:
-    """The error of the first rank; one that is not ours is named."""
-    kind = getattr(errors, str(content["error"]), None)
-    message = str(content["message"])
-    if isinstance(kind, type) and issubclass(kind, MemfitError):
-        numbers = content["numbers"]
-        assert isinstance(numbers, dict)
-        return kind(message, **numbers)
-    reason = first_line(Exception(message))
-    return ExecutionError(f"planning failed on the first rank ({content['error']}: {reason}); its own message says why")
+def _largest(words: Sequence[str]) -> str:
+    return str(max(map(int, words)))

@@ -26,7 +26,7 @@ from memfit.regions.find import Regions, RegionSearch, region_recipe
 
 
 def check_sharded(model: nn.Module) -> None:
-    """Refuse a model whose root was not given to `fully_shard`."""
+    """Refuse a model whose root was not given to `fully_shard`, or one that a step cannot be measured of."""
     if not isinstance(model, FSDPModule):
         raise InvalidModel(
             f"this {type(model).__name__} is not sharded: call torch.distributed.fsdp.fully_shard on its units and "
@@ -34,6 +34,12 @@ def check_sharded(model: nn.Module) -> None:
         )
     if not model.training:
         raise InvalidModel(f"this {type(model).__name__} is in eval mode; call model.train() first")
+    elsewhere = next((each.device.type for each in model.parameters() if each.device.type != "cpu"), None)
+    if elsewhere is not None:
+        raise InvalidModel(
+            f"this {type(model).__name__} is on {elsewhere}, and a sharded step is measured on CPU alone so far; shard "
+            "it over a CPU mesh, or plan one rank's model with memfit.distributed.plan"
+        )
 
 
 def units_of(model: nn.Module) -> dict[str, FSDPModule]:

@@ -4,8 +4,6 @@ Every rank keeps the state of whole parameters and updates those; then each send
 parameter by parameter and in place, so nothing is held beside the state.
 """
 
-import copy
-from collections import defaultdict
 from collections.abc import Sequence
 
 from torch import nn
@@ -13,6 +11,7 @@ from torch.optim import Optimizer
 
 from memfit.ir import OptimizerMemory
 from memfit.measure.optimizer import OptimizerLike, optimizer_memory
+from memfit.optimizer_twin import empty_twin
 
 
 def partition(groups: Sequence[Sequence[nn.Parameter]], world_size: int) -> list[list[list[nn.Parameter]]]:
@@ -56,8 +55,7 @@ def over_groups(optimizer: OptimizerLike, groups: Sequence[Sequence[nn.Parameter
     """The same optimizer without state, over other parameters; what is no instance yet is returned as it is."""
     if not isinstance(optimizer, Optimizer):
         return optimizer
-    twin = copy.copy(optimizer)
-    twin.state = defaultdict(dict)
+    twin = empty_twin(optimizer)
     twin.param_groups = [
         group | {"params": list(own)} for group, own in zip(optimizer.param_groups, groups, strict=True)
     ]

@@ -1,22 +1,4 @@
-"""How long every operation of a captured step takes, seen in real steps.
-
-Note [Times in the step]
-    An operator that is timed alone finds its inputs in the cache and its output in pages that
-    were just released; in a step it finds neither. So the captured graph is run as a step runs
-    it, forward and backward on the real batch, in place where the eager run works in place,
-    values dropped after their last use, with the clock read around every operator. Views before
-    an operator and what is dropped after it count to its time: the times add up to the step.
-
-Note [Other forms]
-    A program may run an operator in place where the eager run does not, the other way round, or
-    an alternative in its stead. Some steps run all of these: operators in their other form, and
-    alternatives where they stand in the graph. What an operator would overwrite is copied first,
-    outside the measured time, so that everything reads the same numbers as in a plain step.
-
-Note [Slow steps]
-    A step that takes seconds is run once, not twice: its operators in their plain form, and before some of them
-    their other form, whose result is dropped. Of calls that look alike a few are enough, and only such models are
-    slow that repeat the same layers.
+"""How long every operation of a captured step takes, seen in real steps (`execute/timed_step.py`).
 
 Note [Equal calls]
     Calls of one signature take the same time, up to what else happens on the machine, which makes some
@@ -27,49 +9,24 @@ Note [Disturbed steps]
     Other programs on the machine make some steps slower than others, and with them everything in them. What a
     plan needs is how operators compare, so the times of every step are scaled to those of the fastest, by what the
     operators take together that run in one form only, and so in every step alike.
-
-Note [Seen to be equal]
-    What an exact alternative makes is compared bit for bit with what the model's own operator made of the
-    same numbers, once, on this machine: libraries choose their algorithms by shape and processor. One that
-    differs takes forever, so that no plan has it, and so do those that look like it.
-
-Note [Nothing remains]
-    Operators run below autograd and write only into what the step itself made: parameters,
-    gradients and buffers stay as they are (new values of buffers are dropped), and generators
-    are put back.
 """
 
-import contextlib
 import dataclasses
 import logging
 import math
 import time
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
-import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
-from memfit import _torch
-from memfit.capture.nodes import REMAKES, TECHNIQUE, is_alternative
 from memfit.capture.sample import Sample
-from memfit.capture.trace import ROOT
-from memfit.errors import InvalidModel
+from memfit.execute.timed_step import TimedStep, Times, is_stretch
 from memfit.ir import Graph, Operation
 from memfit.measure.roofline import roofline_times
-from memfit.ops.calls import faithful_call
-from memfit.ops.inplace import in_place_form
-from memfit.ops.registry import find_lean_operator
-from memfit.ops.stretch import PREFIX, Stretch
-from memfit.tensors import same_bits, tensors_in
 
 log = logging.getLogger(__name__)
 
-_SAMPLES = 3  # calls that look alike, of which other forms are timed in a slow step
-
-_Times = dict[str, float]  # microseconds by the name of an operation
 _Typical = dict[tuple[str, bool], float]  # microseconds by signature and whether it ran in place
 
 
@@ -94,21 +51,21 @@ def operation_times(
     """Run steps of `model` on `sample` and tell what every operation and alternative of `graph` took.
 
     `graph` is what the traced graph in `module` was lowered to, and that was not compiled yet. No step is begun after
-    the time limit, but one of each kind is run, see Note [Other forms].
+    the time limit, but one of each kind is run, see Note [Other forms] in `timed_step.py`.
     """
-    step = _Step(module, graph, model, sample)
+    step = TimedStep(module, graph, model, sample)
     timed_steps = _timed_slow_steps if is_slow(graph, time_limit_s) else _timed_steps
     plain, other = _undisturbed(graph, *timed_steps(step, steps, time_limit_s))
     typical = _typical(graph, plain, other)
     per_byte_us = _per_byte_us(graph, typical)
-    fresh_us: _Times = {}
-    in_place_us: _Times = {}
+    fresh_us: Times = {}
+    in_place_us: Times = {}
     for operation in (*graph.operations, *graph.alternatives):
         if not operation.signature:  # what autograd itself does is not in the captured graph
             fresh_us[operation.name] = per_byte_us * _bytes(graph, operation)
             continue
         if operation.may_overwrite is not None:
-            in_place_us[operation.name] = typical[operation.signature, not _is_stretch(operation)]
+            in_place_us[operation.name] = typical[operation.signature, not is_stretch(operation)]
         if (operation.signature, False) in typical:
             fresh_us[operation.name] = typical[operation.signature, False]
         else:  # an alternative that overwrites, which into new memory moves as much as a copy on top
@@ -126,9 +83,9 @@ def own_times(
     module: fx.GraphModule, graph: Graph, model: nn.Module, sample: Sample, *, steps: int, time_limit_s: float
 ) -> Mapping[str, float]:
     """Microseconds of the model's own operations in the form in which the eager run has them, by name."""
-    step = _Step(module, graph, model, sample)
+    step = TimedStep(module, graph, model, sample)
     deadline = time.perf_counter() + time_limit_s
-    plain: list[_Times] = []
+    plain: list[Times] = []
     with step.running():
         while not plain or (len(plain) < steps and time.perf_counter() < deadline):
             plain.append(step.run())
@@ -143,7 +100,7 @@ def own_times(
     }
 
 
-def _undisturbed(graph: Graph, plain: Sequence[_Times], other: Sequence[_Times]) -> tuple[list[_Times], list[_Times]]:
+def _undisturbed(graph: Graph, plain: Sequence[Times], other: Sequence[Times]) -> tuple[list[Times], list[Times]]:
     """See Note [Disturbed steps]."""
     alike = [each.name for each in graph.operations if each.signature and each.may_overwrite is None]
     together_us = [sum(run.get(name, 0.0) for name in alike) for run in (*plain, *other)]
@@ -155,7 +112,7 @@ def _undisturbed(graph: Graph, plain: Sequence[_Times], other: Sequence[_Times])
     return scaled[: len(plain)], scaled[len(plain) :]
 
 
-def _typical(graph: Graph, plain: Sequence[_Times], other: Sequence[_Times]) -> _Typical:
+def _typical(graph: Graph, plain: Sequence[Times], other: Sequence[Times]) -> _Typical:
     """See Note [Equal calls]."""
     samples: dict[tuple[str, bool], list[float]] = defaultdict(list)
     for operation in graph.operations:
@@ -163,21 +120,16 @@ def _typical(graph: Graph, plain: Sequence[_Times], other: Sequence[_Times]) -> 
             continue
         in_place = operation.overwrites is not None
         samples[operation.signature, in_place] += [run[operation.name] for run in plain]
-        if operation.may_overwrite is not None and not _is_stretch(operation):
+        if operation.may_overwrite is not None and not is_stretch(operation):
             samples[operation.signature, not in_place] += _seen(operation, other)
     samples = defaultdict(list, {form: times for form, times in samples.items() if times})
     for alternative in graph.alternatives:
-        in_place = alternative.may_overwrite is not None and not _is_stretch(alternative)
+        in_place = alternative.may_overwrite is not None and not is_stretch(alternative)
         samples[alternative.signature, in_place] += _seen(alternative, other)
     return {form: sorted(times)[len(times) // 4] for form, times in samples.items()}
 
 
-def _is_stretch(operation: Operation) -> bool:
-    """Whether it takes as long in place, see Note [Over the first] in `ops/stretch.py`."""
-    return operation.target.startswith(PREFIX)
-
-
-def _seen(operation: Operation, runs: Sequence[_Times]) -> list[float]:
+def _seen(operation: Operation, runs: Sequence[Times]) -> list[float]:
     return [run[operation.name] for run in runs if operation.name in run]
 
 
@@ -192,11 +144,11 @@ def _bytes(graph: Graph, operation: Operation) -> int:
     return sum(graph.storages[index].size_bytes for index in (*operation.inputs, *operation.outputs))
 
 
-def _timed_steps(step: "_Step", steps: int, time_limit_s: float) -> tuple[list[_Times], list[_Times]]:
+def _timed_steps(step: TimedStep, steps: int, time_limit_s: float) -> tuple[list[Times], list[Times]]:
     """Plain steps and steps in other forms in turns; those that warm up are left out if there are more."""
     deadline = time.perf_counter() + time_limit_s
-    plain: list[_Times] = []
-    other: list[_Times] = []
+    plain: list[Times] = []
+    other: list[Times] = []
     with step.running():
         while not other or (len(plain) < steps and time.perf_counter() < deadline):
             plain.append(step.run())
@@ -206,256 +158,16 @@ def _timed_steps(step: "_Step", steps: int, time_limit_s: float) -> tuple[list[_
 
 
 def is_slow(graph: Graph, time_limit_s: float) -> bool:
-    """Whether few steps fit into the time, see Note [Slow steps]; real operators take longer than these."""
+    """Whether few steps fit into the time, see Note [Slow steps] in `timed_step.py`; real ones are slower."""
     estimated_us = roofline_times(graph)
     return sum(estimated_us[each.name] for each in graph.operations) > time_limit_s * 1e6 / 4
 
 
-def _timed_slow_steps(step: "_Step", steps: int, time_limit_s: float) -> tuple[list[_Times], list[_Times]]:
-    """Times in the plain form and in others, seen in the same steps, see Note [Slow steps]."""
+def _timed_slow_steps(step: TimedStep, steps: int, time_limit_s: float) -> tuple[list[Times], list[Times]]:
+    """Times in the plain form and in others, seen in the same steps, see Note [Slow steps] in `timed_step.py`."""
     deadline = time.perf_counter() + time_limit_s
-    runs: list[tuple[_Times, _Times]] = []
+    runs: list[tuple[Times, Times]] = []
     with step.running():
         while not runs or (len(runs) < steps and time.perf_counter() < deadline):
             runs.append(step.run_both())
     return [plain for plain, _ in runs], [other for _, other in runs]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Call:
-    """A node of the graph, ready to run."""
-
-    node: fx.Node
-    function: Callable[..., Any]
-    copies_first: bool  # its first argument is overwritten and may still be needed
-    dying: tuple[fx.Node, ...]  # nobody reads them afterwards
-    compared: tuple[fx.Node, ...]  # nor these, when they have been compared, see Note [Seen to be equal]
-    is_extra: bool = False  # its result is dropped, see Note [Slow steps]
-
-
-class _Step:
-    """A captured graph and real inputs for it, to be run with the clock in hand."""
-
-    def __init__(self, module: fx.GraphModule, graph: Graph, model: nn.Module, sample: Sample) -> None:
-        operations = {operation.name: operation for operation in (*graph.operations, *graph.alternatives)}
-        self._timed = operations.keys()
-        self._alternatives = {operation.name for operation in graph.alternatives}
-        self._plain = _calls(module, operations, other_forms=False)
-        self._other = _calls(module, operations, other_forms=True)
-        self._both = _both_calls(module, operations)
-        self._inputs = _inputs(module.graph, model, sample)
-        tensors = tensors_in(list(self._inputs.values()))
-        if any(isinstance(tensor, _torch.FakeTensor) for tensor in tensors):
-            raise InvalidModel(
-                f"this {type(model).__name__} or its sample has no memory, so its steps cannot be run and timed; "
-                "use memfit.measure.roofline.roofline_times, which estimates from sizes"
-            )
-        self._cuda = {tensor.device for tensor in tensors if tensor.is_cuda}
-        self._compared: set[str] = set()
-        self.unequal: set[str] = set()  # alternatives, see Note [Seen to be equal]
-
-    @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """As captured graphs run, whatever the caller is in the middle of; see Note [Nothing remains]."""
-        with (
-            _torch.no_modes(),
-            torch.no_grad(),
-            torch.autocast("cuda" if self._cuda else "cpu", enabled=False),
-            torch.random.fork_rng(sorted(device.index for device in self._cuda)),
-        ):
-            yield
-
-    def run(self, *, other_forms: bool = False) -> _Times:
-        """Microseconds of every operation; with other forms, see Note [Other forms]."""
-        return self._run(self._other if other_forms else self._plain)[0]
-
-    def run_both(self) -> tuple[_Times, _Times]:
-        """Microseconds of every operation in its plain form, and of some in others, see Note [Slow steps]."""
-        return self._run(self._both)
-
-    def _run(self, calls: Sequence[_Call]) -> tuple[_Times, _Times]:
-        mark = _cuda_mark if self._cuda else time.perf_counter
-        values = dict(self._inputs)
-        waiting: list[tuple[Any, Any]] = []  # views, for the operation that follows
-        spans: dict[str, list[tuple[Any, Any]]] = {}
-        extra: dict[str, list[tuple[Any, Any]]] = {}
-        for call in calls:
-            if call.is_extra:
-                extra[call.node.name] = [_run_extra(call, values, mark)]
-                continue
-            waiting.append(_run(call, values, mark))
-            self._compare(call.node, values)
-            for node in call.compared:
-                del values[node]
-            if call.node.name in self._timed:
-                spans[call.node.name], waiting = waiting, []
-        for device in self._cuda:
-            torch.cuda.synchronize(device)
-        return _summed(spans), _summed(extra) | _summed(
-            {name: each for name, each in spans.items() if name in self._alternatives}
-        )
-
-    def _compare(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> None:
-        """See Note [Seen to be equal]."""
-        if REMAKES not in node.meta or node.name in self._compared:
-            return
-        self._compared.add(node.name)
-        operator = find_lean_operator(node.meta[TECHNIQUE])
-        if not operator.exact:
-            return
-        pairs = list(zip(tensors_in(values[node]), tensors_in(values[node.meta[REMAKES]]), strict=True))
-        proves_nothing = not operator.certain and not all(own.any() for _, own in pairs)  # zeros are always equal
-        if proves_nothing or not all(same_bits(made, own) for made, own in pairs):
-            self.unequal.add(node.name)
-
-
-def _summed(spans: Mapping[str, list[tuple[Any, Any]]]) -> _Times:
-    return {name: sum(_microseconds(*span) for span in each) for name, each in spans.items()}
-
-
-def _run_extra(call: _Call, values: Mapping[fx.Node, Any], mark: Callable[[], Any]) -> tuple[Any, Any]:
-    """Run a call beside the step."""
-    kept = dict.fromkeys(call.node.all_input_nodes)
-    return _run(call, {node: values[node] for node in kept}, mark)
-
-
-def _run(call: _Call, values: dict[fx.Node, Any], mark: Callable[[], Any]) -> tuple[Any, Any]:
-    args: Any
-    kwargs: Any
-    args, kwargs = fx.node.map_arg((call.node.args, dict(call.node.kwargs)), values.__getitem__)
-    if call.copies_first:
-        args = (args[0].clone(), *args[1:])
-    start = mark()
-    values[call.node] = call.function(*args, **kwargs)
-    del args, kwargs
-    for node in call.dying:
-        del values[node]
-    return start, mark()
-
-
-def _calls(module: fx.GraphModule, operations: Mapping[str, Operation], *, other_forms: bool) -> list[_Call]:
-    nodes = [node for node in module.graph.nodes if other_forms or not is_alternative(node)]
-    dying = _dying(nodes)
-    return [
-        _call(module, node, operations.get(node.name), dying[node], other_forms=other_forms)
-        for node in nodes
-        if node.op not in {"placeholder", "output"}
-    ]
-
-
-def _both_calls(module: fx.GraphModule, operations: Mapping[str, Operation]) -> list[_Call]:
-    """Every operation in its plain form, and a few of those that look alike in the other one too."""
-    sampled = _sampled(module, operations)
-    nodes = [node for node in module.graph.nodes if not is_alternative(node) or node in sampled]
-    dying = _dying(nodes)
-    calls: list[_Call] = []
-    for node in nodes:
-        if node.op in {"placeholder", "output"}:
-            continue
-        operation = operations.get(node.name)
-        if node in sampled and not is_alternative(node):
-            other = _call(module, node, operation, [], other_forms=True)
-            calls.append(dataclasses.replace(other, is_extra=True))
-        calls.append(_call(module, node, operation, dying[node], other_forms=is_alternative(node)))
-    return calls
-
-
-def _sampled(module: fx.GraphModule, operations: Mapping[str, Operation]) -> set[fx.Node]:
-    """Nodes that are run in another form too, and the alternatives that those read."""
-    seen: Counter[str] = Counter()
-    sampled: set[fx.Node] = set()
-    for node in reversed(module.graph.nodes):
-        operation = operations.get(node.name)
-        has_other_form = operation is not None and (
-            is_alternative(node) or (operation.may_overwrite is not None and not _is_stretch(operation))
-        )
-        is_read = is_alternative(node) and any(user in sampled for user in node.users)
-        if operation is not None and has_other_form and (is_read or seen[operation.signature] < _SAMPLES):
-            seen[operation.signature] += 1
-            sampled.add(node)
-    return sampled
-
-
-def _call(
-    module: fx.GraphModule, node: fx.Node, operation: Operation | None, dying: list[fx.Node], *, other_forms: bool
-) -> _Call:
-    can_overwrite = operation is not None and operation.may_overwrite is not None
-    does_overwrite = operation is not None and operation.overwrites is not None
-    in_place = can_overwrite and does_overwrite != other_forms and not isinstance(node.target, Stretch)
-    compared = {node, node.meta[REMAKES]} if REMAKES in node.meta else set()
-    return _Call(
-        node=node,
-        function=faithful_call(in_place_form(node.target)) if in_place else _function(module, node),
-        copies_first=in_place and other_forms,
-        dying=tuple(each for each in dying if each not in compared),
-        compared=tuple(each for each in dying if each in compared),
-    )
-
-
-def _function(module: fx.GraphModule, node: fx.Node) -> Callable[..., Any]:
-    if node.op == "get_attr":
-        constant = getattr(module, str(node.target))
-        return lambda: constant
-    if node.target is torch.ops.aten.detach.default:
-        return _same  # below autograd there is nothing to detach from: captured calls leave it out
-    return faithful_call(node.target)
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _dying(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """For every node, the values that nobody reads after it."""
-    dying: dict[fx.Node, list[fx.Node]] = {}
-    read_later: set[fx.Node] = set()
-    for node in reversed(nodes):
-        read = dict.fromkeys([*node.all_input_nodes, *([node.meta[REMAKES]] if REMAKES in node.meta else [])])
-        last_reads = [source for source in read if source not in read_later]
-        dying[node] = [*last_reads, *([] if node in read_later else [node])]
-        read_later.update(read)
-    return dying
-
-
-def _inputs(graph: fx.Graph, model: nn.Module, sample: Sample) -> dict[fx.Node, Any]:
-    states = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    leaves = pytree.tree_leaves((sample.args, dict(sample.kwargs)))
-    with _torch.no_modes():  # the trace may be open
-        return {node: _input(node, states, leaves) for node in graph.nodes if node.op == "placeholder"}
-
-
-def _input(node: fx.Node, states: Mapping[str, torch.Tensor], leaves: list[Any]) -> Any:
-    description = node.meta["desc"]
-    path = getattr(description, "target", "").removeprefix(ROOT + ".")
-    value = node.meta.get("val")
-    if path in states:
-        return states[path].detach()
-    if type(description).__name__ == "PlainAOTInput":
-        value = leaves[description.idx]
-        return value.detach() if isinstance(value, torch.Tensor) else value
-    return _made_up(value) if isinstance(value, torch.Tensor) else value
-
-
-def _made_up(value: torch.Tensor) -> torch.Tensor:
-    """A tensor of this layout, such as a gradient to start from: random, or zeros where it could be indices.
-
-    Not ones: what follows may cancel them (`x - x.mean()`), and comparing zeros would prove nothing.
-    """
-    count = value.untyped_storage().nbytes() // value.element_size()
-    content = torch.zeros(count, dtype=value.dtype, device=value.device)
-    if value.dtype.is_floating_point:
-        content.normal_(generator=torch.Generator(value.device).manual_seed(0))
-    return content.as_strided(value.shape, value.stride(), value.storage_offset())
-
-
-def _cuda_mark() -> torch.cuda.Event:
-    """A moment on the device: launches run ahead of it, so the clock of the host would not do."""
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
-def _microseconds(start: Any, end: Any) -> float:
-    if isinstance(start, torch.cuda.Event):
-        return float(start.elapsed_time(end)) * 1e3
-    return float(end - start) * 1e6

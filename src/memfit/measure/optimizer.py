@@ -1,9 +1,7 @@
 """What an optimizer allocates, found by letting it step on tensors without memory."""
 
 import contextlib
-import copy
 import dataclasses
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -14,6 +12,7 @@ from memfit import _torch
 from memfit.errors import InvalidInput, first_line
 from memfit.ir import OptimizerMemory
 from memfit.measure.live import AnsweredQuestions, LiveBytes
+from memfit.optimizer_twin import empty_twin
 from memfit.spelling import suggestion
 from memfit.tensors import local_part, storage_bytes
 
@@ -53,7 +52,8 @@ def optimizer_memory(
     if isinstance(optimizer, KnownMemory):
         return optimizer.memory
     mode = _torch.FakeTensorMode()
-    with mode, AnsweredQuestions(), _explaining(optimizer_name(optimizer)):
+    uncompiled = torch.compiler.set_stance("force_eager")  # some compile their step, which nothing without memory can
+    with mode, uncompiled, AnsweredQuestions(), _explaining(optimizer_name(optimizer)):
         twin, originals = _twin(optimizer, parameters)
         if for_cuda:
             _choose_foreach(twin)
@@ -89,8 +89,7 @@ def _twin(
         return originals[-1][0]
 
     if isinstance(optimizer, Optimizer):
-        twin = copy.copy(optimizer)
-        twin.state = defaultdict(dict)
+        twin = empty_twin(optimizer)
         twin.param_groups = [
             group | {"params": [stand_in(parameter) for parameter in group["params"]]}
             for group in optimizer.param_groups

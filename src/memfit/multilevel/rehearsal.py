@@ -1,8 +1,6 @@
 """An engine on tensors without memory: the same code, no numbers, nothing left behind."""
 
 import contextlib
-import copy
-from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -13,6 +11,7 @@ from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit.optimizer_twin import empty_twin
 from memfit.step.tiers import Place, TieredState
 from memfit.step.updater import Updater
 
@@ -88,9 +87,7 @@ def _fake(tensor: torch.Tensor, fakes: dict[int, torch.Tensor]) -> torch.Tensor:
 
 
 def _fake_optimizer(optimizer: Optimizer, fakes: dict[int, torch.Tensor]) -> Optimizer:
-    twin = copy.copy(optimizer)
-    twin.__dict__.pop("step", None)  # a scheduler puts a wrapper there that steps the original
-    twin.state = defaultdict(dict)
+    twin = empty_twin(optimizer)
     twin.param_groups = [
         group | {"params": [_fake(parameter, fakes) for parameter in group["params"]]}
         for group in optimizer.param_groups

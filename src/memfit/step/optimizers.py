@@ -38,6 +38,11 @@ def is_elementwise(optimizer: Optimizer) -> bool:
     return type(optimizer) in ELEMENTWISE
 
 
+def is_low_bit(optimizer: Optimizer) -> bool:
+    """Whether it is one of torchao's, which compile their step: what that allocates has to be seen."""
+    return _qualified_name(optimizer) in LOW_BIT
+
+
 def check_in_parts(optimizer: Optimizer, technique: str, allow: Sequence[str]) -> None:
     """Refuse to run an optimizer parameter by parameter if that may change what it does."""
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
@@ -45,7 +50,7 @@ def check_in_parts(optimizer: Optimizer, technique: str, allow: Sequence[str]) -
             f"{technique} runs the optimizer once for every parameter, and this {type(optimizer).__name__} has hooks "
             'on its step, which would run as often; remove them, or use update="after" without a tier'
         )
-    if type(optimizer) in BY_PARAMETER or _qualified_name(optimizer) in LOW_BIT or "unknown-optimizer" in allow:
+    if type(optimizer) in BY_PARAMETER or is_low_bit(optimizer) or "unknown-optimizer" in allow:
         return
     raise InvalidInput(
         f"{technique} runs the optimizer once for every parameter, and {type(optimizer).__name__} is not known to give "
@@ -56,7 +61,7 @@ def check_in_parts(optimizer: Optimizer, technique: str, allow: Sequence[str]) -
 
 def check_movable(optimizer: Optimizer) -> None:
     """Refuse to move state that is not made of plain tensors."""
-    if _qualified_name(optimizer) in LOW_BIT:
+    if is_low_bit(optimizer):
         raise InvalidInput(
             f"{type(optimizer).__name__} keeps its state in quantized tensors, which cannot be moved to another tier; "
             "use it without state_tier, or an optimizer of torch.optim"

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from memfit.optimizer_twin import empty_twin
 from memfit.step.optimizers import is_elementwise
 from memfit.step.rounding import StochasticRounding
 from memfit.tensors import storage_key
@@ -90,7 +91,7 @@ class PartUpdates:
         rounding: StochasticRounding | None = None,
     ) -> None:
         self._optimizer = optimizer
-        self._worker = without_parameters(optimizer)
+        self._worker = empty_twin(optimizer)
         self._home_of = home_of
         self._rounding = rounding
         self._in_slices = is_elementwise(optimizer)
@@ -178,13 +179,3 @@ def _is_flat(tensor: torch.Tensor) -> bool:
 
 def _is_short(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dtype is torch.bfloat16
-
-
-def without_parameters(optimizer: Optimizer) -> Optimizer:
-    """An optimizer of the same class and settings with nothing to update yet."""
-    worker = object.__new__(type(optimizer))  # copies of optimizers lose what a subclass adds
-    worker.__dict__.update(optimizer.__dict__)
-    worker.__dict__.pop("step", None)  # a scheduler wraps the step of the one it knows
-    worker.param_groups = []
-    worker.state = defaultdict(dict)
-    return worker

@@ -4,9 +4,7 @@ The step is made by torch's own optimizer in its differentiable form, on copies,
 that the real step had; so every optimizer that torch can differentiate is covered, several groups included.
 """
 
-import copy
 import dataclasses
-from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +14,7 @@ from torch.optim import Optimizer
 from memfit.errors import InvalidInput
 from memfit.multilevel.records import Snapshot
 from memfit.multilevel.vectors import Vector
+from memfit.optimizer_twin import empty_twin
 
 if TYPE_CHECKING:
     from memfit.multilevel.problems import Problem
@@ -126,13 +125,8 @@ def _differentiable_twin(lower: "Problem", optimizer: Optimizer) -> Optimizer:
             f"the method {lower.method!r} needs; use SGD, Adam, AdamW or another that has differentiable=, or a "
             'method that does not look at the optimizer ("darts", "cg", "neumann", "nystrom")'
         )
-    twin = copy.copy(optimizer)
-    twin.__dict__.pop("step", None)  # a scheduler puts a wrapper there that steps the original
-    twin._optimizer_step_pre_hooks = OrderedDict()
-    twin._optimizer_step_post_hooks = OrderedDict()
+    twin = empty_twin(optimizer)
     twin.defaults = {**optimizer.defaults, "differentiable": True}
-    twin.state = defaultdict(dict)
-    twin.param_groups = []
     return twin
 
 

@@ -1,0 +1,48 @@
+"""A process that fits a small model with compiled kernels and says what happened, as JSON."""
+
+import json
+import logging
+import sys
+
+import torch
+from torch import nn
+
+import memfit
+
+
+class Heard(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def make() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.SiLU(), nn.Conv2d(16, 8, 3, padding=1))
+
+
+def gradients(model: nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
+    model(batch).square().mean().backward()
+    return [each.grad for each in model.parameters() if each.grad is not None]
+
+
+def main() -> None:
+    heard = Heard()
+    logging.getLogger("memfit").addHandler(heard)
+    batch = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    model = memfit.fit(make(), batch, budget=0.95, kernels="inductor", time_limit=1.0)
+    pairs = list(zip(gradients(make(), batch), gradients(model, batch), strict=True))
+    json.dump(
+        {
+            "difference": max(float((one - other).abs().max() / one.abs().max()) for one, other in pairs),
+            "warnings": heard.messages,
+        },
+        sys.stdout,
+    )
+
+
+if __name__ == "__main__":
+    main()

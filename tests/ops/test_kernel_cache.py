@@ -1,0 +1,60 @@
+"""Compiled kernels where the compiler or its cache on disk is not what it should be. Each is a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.slow  # compiles
+JOB = Path(__file__).parent / "stretch_job.py"
+
+
+def run_job(cache: Path | str, **environment: str) -> dict[str, Any]:
+    outcome = subprocess.run(
+        [sys.executable, str(JOB)],
+        env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(cache)} | environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert outcome.returncode == 0, outcome.stderr[-3000:]
+    found: dict[str, Any] = json.loads(outcome.stdout.splitlines()[-1])
+    assert found["difference"] < 1e-4
+    return found
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cache = tmp_path_factory.mktemp("kernels")
+    assert run_job(cache)["warnings"] == []
+    assert list(cache.rglob("*.so"))
+    return cache
+
+
+def test_a_filled_cache_is_used(filled: Path) -> None:
+    before = sorted(filled.rglob("*.so"))
+    assert run_job(filled)["warnings"] == []
+    assert sorted(filled.rglob("*.so")) == before
+
+
+@pytest.mark.parametrize("content", [b"", b"not a library at all"])
+def test_kernels_that_were_damaged_are_compiled_anew(filled: Path, content: bytes) -> None:
+    for library in filled.rglob("*.so"):
+        library.write_bytes(content)
+    assert run_job(filled)["warnings"] == []
+
+
+def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (warning, *_) = run_job(tmp_path / "file" / "cache")["warnings"]
+    assert "runs with eager kernels" in warning
+
+
+def test_a_missing_compiler_is_said(tmp_path: Path) -> None:
+    (warning, *_) = run_job(tmp_path, CXX="/nowhere/no-compiler")["warnings"]
+    assert "runs with eager kernels" in warning
