@@ -113,15 +113,17 @@ def _fastest_single(steps: Steps, choice: memfit.Choice) -> tuple[str, float, me
         if each.techniques in SINGLE and each.sample_us is not None and each.peak_bytes is not None
         if each.peak_bytes <= choice.budget_bytes
     }
-    planned = _planned_alone(steps, choice.budget_bytes)  # which the choice may have left out, as one that cannot win
+    # Which the choice may have left out, as one that cannot win.
+    planned = None if "planned" in fitting else _planned_alone(steps, choice.budget_bytes)
     if planned is not None:
         fitting[planned.alternatives[0].techniques] = planned.sample_us
     if not fitting:
         return None
     best = min(fitting, key=lambda words: fitting[words])
-    if planned is not None and best == "planned":
-        return best, planned.sample_us, steps.chosen(planned)
     fixed = SINGLE[best]
+    if best == "planned":
+        planned = planned or steps.choice(choice.budget_bytes, **fixed)
+        return best, fitting[best], steps.chosen(planned)
     directory = {"directory": steps.directory} if fixed["state_tier"] == "disk" else {}
     return best, fitting[best], steps.by_hand(**fixed, **directory)
 

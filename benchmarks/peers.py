@@ -23,7 +23,7 @@ from benchmarks.segments import checkpointed, find_runs, segment_sizes, segments
 PAIRS = 3
 SECONDS = 10.0  # of pairs of steps, where more than those fit in
 BUDGETS = tuple(tenths / 10 for tenths in range(10, 0, -1))
-QUICK_BUDGETS = (0.5, 0.2)
+QUICK_BUDGETS = (1.0, 0.5, 0.2)
 
 
 def peer_points(name: str, subject: Subject, *, quick: bool, limit_s: float) -> Iterator[PeerPoint]:

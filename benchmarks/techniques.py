@@ -76,11 +76,12 @@ def main() -> None:
     options = _options()
     in_settled_malloc(sys.argv[1:], "benchmarks.techniques")
     prepare()
-    console, found = Console(width=None if sys.stdout.isatty() else 140), _known(options.results)
+    console, found = Console(width=None if sys.stdout.isatty() else 140), _known(options)
     for case in named_cases(CASES, options.words):
         with tempfile.TemporaryDirectory(dir=os.environ.get("MEMFIT_DISK")) as directory:
             bench = Techniques(Steps(case, Path(directory)))
             for technique in _wanted(options.rows):
+                found.pop((str(case), technique), None)
                 try:
                     row = bench.row(technique)
                 except memfit.MemfitError as error:  # one row that cannot be must not cost the others
@@ -97,11 +98,11 @@ def main() -> None:
     _plot(rows, options.results.with_suffix(".png"))
 
 
-def _known(path: Path) -> dict[tuple[str, str], Row]:
-    """Rows that were measured before."""
-    if not path.exists():
+def _known(options: argparse.Namespace) -> dict[tuple[str, str], Row]:
+    """Rows that were measured before, where only some are wanted now."""
+    if not (options.words or options.rows) or not options.results.exists():
         return {}
-    return {(each["case"], each["technique"]): Row(**each) for each in json.loads(path.read_text())}
+    return {(each["case"], each["technique"]): Row(**each) for each in json.loads(options.results.read_text())}
 
 
 def _wanted(words: list[str]) -> list[str]:

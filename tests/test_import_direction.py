@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "ir": {"errors"},
     "tensors": set(),
     "collectives": set(),
-    "optimizer_twin": set(),
+    "optimizer_twin": {"errors"},
     "display": set(),
     "spelling": set(),
     "_torch": DATA,

@@ -1,7 +1,10 @@
+import random
+
 import pytest
 import torch
 from torch import nn
 
+from memfit.errors import InvalidInput
 from memfit.measure.optimizer import optimizer_memory
 from memfit.optimizer_twin import empty_twin
 
@@ -46,6 +49,22 @@ def test_the_original_keeps_its_parameters_and_hooks(optimizer):
     assert torch.allclose(parameter.detach(), torch.full((2,), 0.8))
     assert len(optimizer.param_groups[0]["params"]) == 2
     assert not optimizer.state
+
+
+def test_a_step_of_the_twin_leaves_the_fields_of_the_original_as_they_are(optimizer):
+    optimizer.seen, optimizer.draws = {"steps": 0}, random.Random(0)
+    state = optimizer.draws.getstate()
+    twin = empty_twin(optimizer)
+    twin.seen["steps"] += 1
+    twin.draws.random()
+    assert optimizer.seen == {"steps": 0}
+    assert optimizer.draws.getstate() == state
+
+
+def test_one_that_wraps_another_is_refused(optimizer):
+    optimizer.inner = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.raises(InvalidInput, match="wraps another optimizer"):
+        empty_twin(optimizer)
 
 
 def test_the_memory_of_an_optimizer_with_fields_of_its_own_is_known(optimizer):

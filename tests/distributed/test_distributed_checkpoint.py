@@ -35,6 +35,8 @@ def test_a_rank_that_cannot_write_stops_all_and_the_old_checkpoint_stays() -> No
     first, last = (found["together"]["fails"] for found in fast_job()[1])
     assert last["writing"] == "OSError: [Errno 28] No space left on device"
     assert first["writing"].startswith("RankError: another rank could not write its part")
+    assert first["index"] == "OSError: [Errno 28] No space left on device"
+    assert last["index"].startswith("RankError: another rank could not write the index")
     assert first["first is there"] == last["first is there"] == "{'saved': 1}"
 
 

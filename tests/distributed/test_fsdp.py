@@ -123,6 +123,29 @@ def test_the_state_of_an_optimizer_is_that_of_the_shards(ranks: list[dict[str, A
 
 
 @pytest.mark.slow
+def test_resnet50_in_units_of_stages_runs_in_half_of_its_activation_part(tmp_path: Path) -> None:
+    for found in (rank["stages:big"] for rank in run_ranks(tmp_path, ("stages:big",), seconds=900)):
+        assert found["bits"]
+        check_peaks(found)
+
+
+@pytest.mark.slow
+def test_four_ranks(tmp_path: Path) -> None:
+    ranks = run_ranks(tmp_path, ("gpt2", "policies", "training", "refusals", "together"), ranks=4, seconds=900)
+    for found in ranks:
+        for case in ("gpt2", "policies"):
+            assert found[case]["bits"]
+            check_peaks(found[case])
+        assert found["training"]["bits"]
+        assert found["together"]["goes on"]["bits"]
+        assert found["together"]["averaged"]["right"]
+        assert found["refusals"] == ranks[0]["refusals"]
+    heard = [found["together"]["stops"]["heard"] for found in ranks]
+    assert all("is not finite on 1 of 4 ranks" in each for each in heard[:3])
+    assert "is inf" in heard[3]
+
+
+@pytest.mark.slow
 def test_bigger_models_within_their_budgets(tmp_path: Path) -> None:
     for found in run_ranks(tmp_path, ("resnet", "gpt2:big", "resnet:big"), seconds=900):
         for model in ("resnet", "gpt2:big", "resnet:big"):

@@ -111,6 +111,17 @@ def test_step_hooks_are_refused():
         memfit.Step(model, optimizer, classify, update="inside")
 
 
+def test_step_hooks_that_come_later_are_refused_before_anything_is_updated():
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = memfit.Step(model, optimizer, lambda model, batch: model(batch).square().mean(), update="inside")
+    optimizer.register_step_post_hook(lambda *_: None)
+    before = model.weight.detach().clone()
+    with pytest.raises(InvalidInput, match="hooks"):
+        step(torch.ones(3, 4))
+    assert torch.equal(model.weight, before)
+
+
 class Strange(torch.optim.SGD):
     """Looks at all gradients together, for all anybody knows."""
 

@@ -20,7 +20,7 @@ from torch import nn
 from memfit import api
 from memfit.capture.sample import Sample
 from memfit.describe import describe_sample, describe_states
-from memfit.distributed.board import Board
+from memfit.distributed.board import PATIENCE_S, Board
 from memfit.distributed.buckets import BucketPolicy
 from memfit.distributed.share import rank_memory
 from memfit.distributed.wrapped import inner
@@ -31,7 +31,6 @@ from memfit.plan.plan import Plan
 from memfit.prepare import planned_graph, traced_for
 from memfit.recipe import EXACT, Budget, Recipe
 
-PATIENCE_S = 600.0
 _NOT_WHOLE = "cannot be captured whole"
 
 

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from memfit import _torch, errors
 from memfit.errors import MemfitError, RankError, first_line
 
+PATIENCE_S = 600.0  # without a sign of life
 _SIGN_OF_LIFE_S = 1.0
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 0.25  # between two looks, from short to long
 
@@ -34,7 +35,7 @@ _ROUNDS: Counter[str] = Counter()  # by group: how many decisions it has taken, 
 class Board:
     """Decisions of one group, see Note [Nobody is left waiting]."""
 
-    def __init__(self, group: Any = None, *, patience_s: float = 600.0) -> None:
+    def __init__(self, group: Any = None, *, patience_s: float = PATIENCE_S) -> None:
         group = group or dist.group.WORLD
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)

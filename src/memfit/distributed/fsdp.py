@@ -21,6 +21,7 @@ from torch import nn
 
 from memfit.api import apply
 from memfit.capture.sample import Sample
+from memfit.distributed.board import PATIENCE_S
 from memfit.distributed.mesh_ranks import MeshRanks
 from memfit.distributed.units import check_sharded, find_units, settle
 from memfit.errors import InvalidInput, InvalidModel
@@ -43,17 +44,19 @@ def plan_sharded(
     allow: Sequence[str] = EXACT,
     backward_from: str = "auto",
     time_limit: float = 20.0,
+    patience: float = PATIENCE_S,
 ) -> Plan:
     """Find the fastest way to train a model sharded by FSDP2 under a budget for each rank; the model is not changed.
 
     Call it on all ranks, after `fully_shard` on the units and on the model itself, with one rank's share of a batch.
     `budget` is the peak of allocated bytes of one rank: bytes, "6GiB", a fraction of the unplanned peak, or
-    "smallest". Keywords are those of `memfit.plan`. All ranks get the same plan; `memfit.apply(plan, model)` applies
+    "smallest". Keywords are those of `memfit.plan`; `patience` is how many seconds a rank may be without a sign of
+    life. All ranks get the same plan; `memfit.apply(plan, model)` applies
     it. Where it cannot be found, all ranks raise the same error.
     """
     recipe = _recipe(budget, optimizer, allow, backward_from, time_limit)
     check_sharded(model)
-    return _planned(model, Sample.of(sample), recipe)
+    return _planned(model, Sample.of(sample), recipe, patience)
 
 
 def fit_sharded(
@@ -65,6 +68,7 @@ def fit_sharded(
     allow: Sequence[str] = EXACT,
     backward_from: str = "auto",
     time_limit: float = 20.0,
+    patience: float = PATIENCE_S,
 ) -> nn.Module:
     """Plan and apply: train a model sharded by FSDP2 inside a budget for each rank. `memfit.remove` undoes it.
 
@@ -73,7 +77,7 @@ def fit_sharded(
     recipe = _recipe(budget, optimizer, allow, backward_from, time_limit)
     check_sharded(model)
     check_unplanned(model)
-    return apply(_planned(model, Sample.of(sample), recipe), model)
+    return apply(_planned(model, Sample.of(sample), recipe, patience), model)
 
 
 def _recipe(
@@ -93,11 +97,16 @@ def _recipe(
     )
 
 
-def _planned(model: nn.Module, sample: Sample, recipe: Recipe) -> Plan:
+def _planned(model: nn.Module, sample: Sample, recipe: Recipe, patience_s: float) -> Plan:
     """The same plan on all ranks."""
-    start = time.monotonic()
     settle(model)
-    ranks = MeshRanks(model)
+    ranks = MeshRanks(model, patience_s=patience_s)
+    with ranks.busy():
+        return _planned_together(model, sample, recipe, ranks)
+
+
+def _planned_together(model: nn.Module, sample: Sample, recipe: Recipe, ranks: MeshRanks) -> Plan:
+    start = time.monotonic()
     regions = find_units(model, sample, recipe, timed=ranks.is_first)
     ranks.check_equal(_described(regions), what="the graphs of their units")
     if not regions.found:

@@ -15,17 +15,19 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import nn
 
-from memfit.distributed.board import Board, answer_of, value_of
-from memfit.errors import InvalidModel, RankError
+from memfit.distributed.board import PATIENCE_S, Board, answer_of, value_of
+from memfit.errors import InvalidModel, MemfitError, RankError
 
 
 class MeshRanks:
     """All ranks that hold a part of one model."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, *, patience_s: float = PATIENCE_S) -> None:
         meshes = (getattr(each, "device_mesh", None) for each in model.parameters())
         self._mesh = next(mesh for mesh in meshes if mesh is not None)
-        self._boards = [Board(self._mesh.get_group(dimension)) for dimension in range(self._mesh.ndim)]
+        self._boards = [
+            Board(self._mesh.get_group(dimension), patience_s=patience_s) for dimension in range(self._mesh.ndim)
+        ]
 
     @property
     def is_first(self) -> bool:
@@ -44,11 +46,13 @@ class MeshRanks:
                     raise
                 raise RankError("the first rank was interrupted while it planned for all; no rank goes on") from error
 
-        with self._busy():
-            answer = self._decided(answer_of(made) if self.is_first else "", _first)
-        if failures:
-            raise failures[0]  # as it was, where it was
-        return value_of(answer)
+        word = answer_of(made) if self.is_first else ""
+        try:
+            return value_of(self._decided(word, _first))
+        except MemfitError as error:
+            if failures:
+                raise failures[0] from error  # as it was, where it was
+            raise
 
     def largest(self, number: int) -> int:
         """The largest of all ranks' numbers."""
@@ -70,7 +74,8 @@ class MeshRanks:
         return word
 
     @contextlib.contextmanager
-    def _busy(self) -> Iterator[None]:
+    def busy(self) -> Iterator[None]:
+        """Give signs of life meanwhile."""
         with contextlib.ExitStack() as stack:
             for board in self._boards:
                 stack.enter_context(board.busy())
@@ -78,7 +83,7 @@ class MeshRanks:
 
 
 def _first(words: Sequence[str]) -> str:
-    return words[0]
+    return next((word for word in words if word), "")  # the others have nothing to say
 
 
 def _largest(words: Sequence[str]) -> str:

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from memfit.distributed.agree import PATIENCE_S, is_several
-from memfit.distributed.board import Board
+from memfit.distributed.agree import is_several
+from memfit.distributed.board import PATIENCE_S, Board
 from memfit.errors import InvalidFile, first_line
 from memfit.step.step import Step
 

@@ -34,7 +34,8 @@ def check_sharded(model: nn.Module) -> None:
         )
     if not model.training:
         raise InvalidModel(f"this {type(model).__name__} is in eval mode; call model.train() first")
-    elsewhere = next((each.device.type for each in model.parameters() if each.device.type != "cpu"), None)
+    meshes = (getattr(each, "device_mesh", None) for each in model.parameters())
+    elsewhere = next((mesh.device_type for mesh in meshes if mesh is not None and mesh.device_type != "cpu"), None)
     if elsewhere is not None:
         raise InvalidModel(
             f"this {type(model).__name__} is on {elsewhere}, and a sharded step is measured on CPU alone so far; shard "

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -52,8 +53,12 @@ def optimizer_memory(
     if isinstance(optimizer, KnownMemory):
         return optimizer.memory
     mode = _torch.FakeTensorMode()
-    uncompiled = torch.compiler.set_stance("force_eager")  # some compile their step, which nothing without memory can
-    with mode, uncompiled, AnsweredQuestions(), _explaining(optimizer_name(optimizer)):
+    with (
+        _explaining(optimizer_name(optimizer)),
+        mode,
+        torch.compiler.set_stance("force_eager"),  # some compile their step, which takes memory
+        AnsweredQuestions(),
+    ):
         twin, originals = _twin(optimizer, parameters)
         if for_cuda:
             _choose_foreach(twin)
@@ -91,12 +96,23 @@ def _twin(
     if isinstance(optimizer, Optimizer):
         twin = empty_twin(optimizer)
         twin.param_groups = [
-            group | {"params": [stand_in(parameter) for parameter in group["params"]]}
+            _without_memory(group) | {"params": [stand_in(parameter) for parameter in group["params"]]}
             for group in optimizer.param_groups
         ]
     else:
         twin = _maker(optimizer)([stand_in(parameter) for parameter in parameters if parameter.requires_grad])
     return twin, originals
+
+
+def _without_memory(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of which some are tensors, such as a learning rate, as tensors without memory."""
+    return {
+        name: torch.empty(value.shape, dtype=value.dtype, device=value.device)
+        if isinstance(value, torch.Tensor)
+        else value
+        for name, value in settings.items()
+        if name != "params"
+    }
 
 
 def _choose_foreach(optimizer: Optimizer) -> None:

@@ -107,8 +107,8 @@ class Stretch:
         try:
             if self._finish is not None:
                 self._finish()
-        except (OSError, ImportError):  # a file of the cache is damaged
-            self._compile_afresh()
+        except (OSError, ImportError) as error:  # a file of the cache is damaged
+            self._compile_afresh(error)
         except Exception as error:  # whatever the compiler rejects, training goes on
             self._give_up(error)
         self._finish = None
@@ -117,13 +117,15 @@ class Stretch:
         module = fx.GraphModule({}, copy.deepcopy(self.graph))  # Inductor changes what it is given
         return _torch.compile_graph(module, self.inputs)
 
-    def _compile_afresh(self) -> None:
+    def _compile_afresh(self, found: Exception) -> None:
         try:
             with _torch.fresh_kernel_cache():
                 self._run, finish = self._compiled()
                 finish()
         except Exception as error:
             self._give_up(error)
+            return
+        log.warning("a kernel in Inductor's cache is damaged (%s) and was compiled anew", first_line(found))
 
     def _give_up(self, error: Exception) -> None:
         """See Note [Without a compiler]."""

@@ -45,11 +45,7 @@ def is_low_bit(optimizer: Optimizer) -> bool:
 
 def check_in_parts(optimizer: Optimizer, technique: str, allow: Sequence[str]) -> None:
     """Refuse to run an optimizer parameter by parameter if that may change what it does."""
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        raise InvalidInput(
-            f"{technique} runs the optimizer once for every parameter, and this {type(optimizer).__name__} has hooks "
-            'on its step, which would run as often; remove them, or use update="after" without a tier'
-        )
+    check_without_hooks(optimizer, technique)
     if type(optimizer) in BY_PARAMETER or is_low_bit(optimizer) or "unknown-optimizer" in allow:
         return
     raise InvalidInput(
@@ -57,6 +53,15 @@ def check_in_parts(optimizer: Optimizer, technique: str, allow: Sequence[str]) -
         'the same numbers that way; use an optimizer of torch.optim, update="after" without a tier, or vouch for it '
         'with allow=("unknown-optimizer",)'
     )
+
+
+def check_without_hooks(optimizer: Optimizer, technique: str) -> None:
+    """Refuse hooks on the step, also those that came later: there is no one step that they could be called at."""
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        raise InvalidInput(
+            f"{technique} runs the optimizer once for every parameter, and this {type(optimizer).__name__} has hooks "
+            'on its step, which would run as often; remove them, or use update="after" without a tier'
+        )
 
 
 def check_movable(optimizer: Optimizer) -> None:

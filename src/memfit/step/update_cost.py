@@ -22,7 +22,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from memfit.measure.optimizer import optimizer_memory
-from memfit.measure.peak import measure_peak
+from memfit.measure.peak import MeasuredPeak, measure_peak
 from memfit.optimizer_twin import empty_twin
 from memfit.step import parts
 from memfit.step.optimizers import is_elementwise, is_low_bit, parameters_of
@@ -34,7 +34,7 @@ from memfit.tensors import storage_bytes, tensors_in
 
 _PARTS = 4  # of a stand-in: one is read ahead and one is written back while two are worked on
 _REPEATS = 8
-_CACHE_BYTES = 2**26  # more than the caches of a processor hold for one program
+_CACHE_BYTES = 2**27  # more than most caches hold
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,12 +78,13 @@ class _StandIn:
         originals = _largest_neighbours(trained, parts.LARGEST_PART if is_elementwise(optimizer) else None)
         self.parameters = [_parameter_like(each, optimizer, smallest=smallest) for each in originals]
         self.elements = sum(each.numel() for each in self.parameters)
+        self._device = originals[0].device
         self._optimizer = empty_twin(optimizer)
         groups = [_group_of(each, optimizer) for each in originals]
         self._optimizer.param_groups = [
             {**group, "params": [parameter]} for group, parameter in zip(groups, self.parameters, strict=True)
         ]
-        self._states = make_tier(policy, originals[0].device)
+        self._states = make_tier(policy, self._device)
         self._run = self._in_parts(policy) if policy.is_updated_in_parts else self._optimizer.step
 
     def __enter__(self) -> "_StandIn":
@@ -102,19 +103,22 @@ class _StandIn:
 
     def time_us(self, *, cold: bool = False) -> float:
         """What a quarter of several stay below: others on the machine make some slower and none faster."""
-        others = torch.zeros(_CACHE_BYTES if cold else 0, dtype=torch.uint8)
+        others = torch.zeros(_CACHE_BYTES if cold else 0, dtype=torch.uint8, device=self._device)
         times = []
         for _ in range(_REPEATS):
             others.add_(1)  # see Note [Cold]
+            self._wait()
             start = time.perf_counter()
             self.update()
+            self._wait()
             times.append(time.perf_counter() - start)
         return sorted(times)[_REPEATS // 4] * 1e6
 
     def workspace_bytes(self) -> int:
-        peaks = [measure_peak(self.update, resident=()).peak_bytes]
+        peaks = [self._measured(self.update)]
         self.parameters.reverse()  # a backward pass has an order of its own
-        return max(*peaks, measure_peak(self.update, resident=()).peak_bytes)
+        peaks.append(self._measured(self.update))
+        return max(peak.peak_bytes - peak.resident_bytes for peak in peaks)
 
     def carried_bytes(self) -> int:
         if self._states is None or len(self.parameters) == 1:
@@ -122,7 +126,8 @@ class _StandIn:
         live_bytes = []
         for parameter, following in itertools.permutations(self.parameters, 2):
             one = functools.partial(self._update_one, parameter, following)
-            live_bytes.append(measure_peak(one, resident=()).live_bytes[-1])
+            peak = self._measured(one)
+            live_bytes.append(peak.live_bytes[-1] - peak.resident_bytes)
             self._states.settle()
         return max(0, *live_bytes)
 
@@ -131,9 +136,15 @@ class _StandIn:
         state = tensors_in(list(self._optimizer.state.values()))
         return storage_bytes([each for each in state if not each.dim()])
 
+    def _measured(self, run: Callable[[], None]) -> MeasuredPeak:
+        return measure_peak(run, resident=self.parameters)  # which say on what device to look
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
     def _in_parts(self, policy: StepPolicy) -> Callable[[], None]:
-        device = self.parameters[0].device
-        rounding = StochasticRounding(device, 0) if policy.precision == "pure-bf16" else None
+        rounding = StochasticRounding(self._device, 0) if policy.precision == "pure-bf16" else None
         home_of = MemoryHome if self._states is None else self._states.home_of
         self._update_one = PartUpdates(self._optimizer, home_of=home_of, rounding=rounding).update
 
@@ -145,10 +156,13 @@ class _StandIn:
 
 
 def _largest_neighbours(trained: Sequence[nn.Parameter], largest_part: int | None) -> list[nn.Parameter]:
-    """The parameter and the one after it that together have the largest parts, or are largest where there are none."""
+    """The parameter and the one after it that together have the largest parts; the largest, without parts."""
 
-    def size(place: int) -> int:
-        return sum(min(each.numel(), largest_part or each.numel()) for each in trained[place : place + 2])
+    def size(place: int) -> tuple[int, int]:
+        counts = [each.numel() for each in trained[place : place + 2]]
+        if largest_part is not None:
+            return 0, sum(min(count, largest_part) for count in counts)
+        return max(counts), sum(counts)
 
     place = max(range(max(1, len(trained) - 1)), key=size)
     return list(trained[place : place + 2])

@@ -13,7 +13,7 @@ from memfit.measure.optimizer import optimizer_memory
 from memfit.step.disk_tier import DiskTier
 from memfit.step.host_tier import HostTier
 from memfit.step.inside import InsideBackward, accumulating, check_gradients_stay_here
-from memfit.step.optimizers import check_in_parts, check_movable
+from memfit.step.optimizers import check_in_parts, check_movable, check_without_hooks
 from memfit.step.parts import MemoryHome, PartUpdates
 from memfit.step.policy import StepPolicy
 from memfit.step.rounding import StochasticRounding
@@ -33,6 +33,7 @@ class Updater:
         states: TieredState | None = None,  # where the state lives instead of where the policy says
     ) -> None:
         self._optimizer = optimizer
+        self._technique = _technique(policy)
         self._model = model
         self.rounding = StochasticRounding(device, seed) if policy.precision == "pure-bf16" else None
         self._in_parts: PartUpdates | None = None
@@ -56,6 +57,8 @@ class Updater:
         self, loss: torch.Tensor, parameters: Sequence[nn.Parameter], *, is_last: bool
     ) -> contextlib.AbstractContextManager[Any]:
         """What a backward pass from `loss` runs in, the last one before an update or an earlier one."""
+        if self._in_parts is not None:
+            check_without_hooks(self._optimizer, self._technique)
         if self._inside is not None and is_last:
             return self._inside.updating(loss, parameters)
         return accumulating(self._model, loss, parameters)
