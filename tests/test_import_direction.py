@@ -13,7 +13,18 @@ import memfit
 SOURCE = Path(memfit.__file__).parent
 BENCHMARKS = SOURCE.parents[1] / "benchmarks"
 
-DATA = {"errors", "units", "files", "ir", "tensors", "collectives", "display", "spelling", "optimizer_twin"}
+DATA = {
+    "errors",
+    "units",
+    "files",
+    "ir",
+    "tensors",
+    "collectives",
+    "display",
+    "spelling",
+    "optimizer_twin",
+    "_kernel_cache",
+}
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
 PIPELINE = {"describe", "recipe", "prepare", "pipeline"}
 BELOW_API = BELOW_CAPTURE | PIPELINE | {"plan", "estimate", "capture", "execute", "runner", "regions", "unplanned"}
@@ -28,6 +39,7 @@ MAY_IMPORT = {
     "tensors": set(),
     "collectives": set(),
     "optimizer_twin": {"errors"},
+    "_kernel_cache": set(),
     "display": set(),
     "spelling": set(),
     "_torch": DATA,

@@ -1,5 +1,6 @@
 """Train any PyTorch model inside the memory you have."""
 
+from memfit import _kernel_cache as _kernel_cache  # before anything imports the compiler of torch
 from memfit import integrations as integrations
 from memfit import zoo
 from memfit.api import apply, estimate, fit, frontier, plan, plan_of

@@ -160,6 +160,18 @@ def case_policies(folder: Path, big: bool) -> Found:
     return compared(make, batch, 0.5, part=None)
 
 
+def case_grid(folder: Path, big: bool) -> Found:
+    """A mesh of two dimensions: shards within a row, the same ones in every row."""
+    batch = rank_part(torch.randn(BATCH, 128, 32, generator=torch.Generator().manual_seed(0)))
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        model = Blocks()
+        return sharded(model, list(model.blocks), rows=2)
+
+    return compared(make, batch, 0.5, part=None)
+
+
 def case_training(folder: Path, big: bool) -> Found:
     """Twenty steps, planned and eager; the tests compare with one process and the whole batch."""
     models: list[nn.Module] = []

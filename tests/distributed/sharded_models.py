@@ -44,8 +44,10 @@ class Blocks(nn.Module):
         return self.head(values).square().mean()
 
 
-def sharded(model: nn.Module, units: list[nn.Module], **policies: Any) -> nn.Module:
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+def sharded(model: nn.Module, units: list[nn.Module], *, rows: int = 1, **policies: Any) -> nn.Module:
+    """On a mesh of one dimension; with several rows on one of two, along the first of which shards are replicated."""
+    columns = dist.get_world_size() // rows
+    mesh = init_device_mesh("cpu", (columns,) if rows == 1 else (rows, columns))
     for unit in (*units, model):
         fully_shard(unit, mesh=mesh, **policies)
     return model

@@ -131,9 +131,10 @@ def test_resnet50_in_units_of_stages_runs_in_half_of_its_activation_part(tmp_pat
 
 @pytest.mark.slow
 def test_four_ranks(tmp_path: Path) -> None:
-    ranks = run_ranks(tmp_path, ("gpt2", "policies", "training", "refusals", "together"), ranks=4, seconds=900)
+    cases = ("gpt2", "policies", "grid", "training", "refusals", "together")
+    ranks = run_ranks(tmp_path, cases, ranks=4, seconds=900)
     for found in ranks:
-        for case in ("gpt2", "policies"):
+        for case in ("gpt2", "policies", "grid"):
             assert found[case]["bits"]
             check_peaks(found[case])
         assert found["training"]["bits"]

@@ -180,7 +180,7 @@ def test_what_cannot_be_planned_is_said_by_name(tmp_path: Path) -> None:
         trained(tmp_path, Coder(), MemfitCallback(budget="1KiB", time_limit=1.0))
 
 
-@pytest.mark.parametrize("precision", ["32-true", pytest.param("bf16-mixed", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true", pytest.param("bf16-mixed", marks=pytest.mark.slow)])
 def test_fabric_trains_the_same(precision: str) -> None:
     losses: dict[bool, list[float]] = {}
     for planned in (False, True):
@@ -230,3 +230,43 @@ def test_several_loaders_give_a_batch_of_each(tmp_path: Path) -> None:
         trainer = trained(tmp_path, model, callback, loaders)
         found.append((trainer.global_step, model.losses[-8:]))
     assert found[0] == found[1]
+
+
+class Measured(Coder):
+    """Keeps a metric of every training step, in tensors that are no buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.error = pytest.importorskip("torchmetrics").MeanSquaredError()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.error.update(self.decoder(self.encoder(batch[0])).detach(), batch[0])
+        return loss
+
+
+def test_metrics_know_nothing_of_rehearsals(tmp_path: Path) -> None:
+    found = []
+    for callback in (None, MemfitCallback(budget=0.95, time_limit=1.0)):
+        model = Measured()
+        trained(tmp_path, model, callback)
+        found.append((int(model.error.total), float(model.error.compute())))
+    assert found[0] == found[1]
+
+
+def test_an_interrupted_rehearsal_leaves_no_plan_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from memfit.integrations.within import RehearsedStep
+
+    model = Coder()
+
+    def interrupt(self: RehearsedStep) -> int:
+        if memfit.plan_of(model.encoder) is not None:
+            raise KeyboardInterrupt
+        return real(self)
+
+    real = RehearsedStep.peak_bytes
+    monkeypatch.setattr(RehearsedStep, "peak_bytes", interrupt)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        trained(tmp_path, model, MemfitCallback(budget=0.85, time_limit=1.0))
+    assert memfit.plan_of(model.encoder) is None
+    assert memfit.plan_of(model.decoder) is None
