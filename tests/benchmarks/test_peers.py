@@ -46,7 +46,7 @@ def test_checkpoints_of_every_size_are_measured() -> None:
 def test_compiled_budgets_are_measured() -> None:
     subject = tiny()
     first = next(peer_points(AOT_EAGER, subject, quick=True, limit_s=60))
-    assert first.setting == "budget 0.5"
+    assert first.setting == "budget 1.0"
     assert first.reason == ""
     assert first.peak_bytes is not None
     assert first.peak_bytes > persistent_bytes(subject)
