@@ -47,7 +47,10 @@ class Blocks(nn.Module):
 def sharded(model: nn.Module, units: list[nn.Module], *, rows: int = 1, **policies: Any) -> nn.Module:
     """On a mesh of one dimension; with several rows on one of two, along the first of which shards are replicated."""
     columns = dist.get_world_size() // rows
-    mesh = init_device_mesh("cpu", (columns,) if rows == 1 else (rows, columns))
+    if rows == 1:
+        mesh = init_device_mesh("cpu", (columns,))
+    else:
+        mesh = init_device_mesh("cpu", (rows, columns), mesh_dim_names=("copies", "shards"))
     for unit in (*units, model):
         fully_shard(unit, mesh=mesh, **policies)
     return model
