@@ -9,7 +9,6 @@ the backward pass and optimizer state on disk, each alone. The fastest of those 
 the choice; where the choice is that technique, there is nothing to measure.
 """
 
-import argparse
 import dataclasses
 import json
 import os
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 import memfit
+from benchmarks.arguments import words_and_results
 from benchmarks.malloc import in_settled_malloc
 from benchmarks.models import named_cases
 from benchmarks.steps import Steps
@@ -57,7 +57,7 @@ class Row:
 
 
 def main() -> None:
-    options = _options()
+    options = words_and_results(__doc__, RESULTS).parse_args()
     in_settled_malloc(sys.argv[1:], "benchmarks.joint")
     prepare()
     console, rows = Console(width=None if sys.stdout.isatty() else 160), []
@@ -166,13 +166,6 @@ def _table(rows: list[Row]) -> Table:
             *ratios,
         )
     return table
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

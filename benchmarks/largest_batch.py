@@ -8,7 +8,6 @@ The budget is twice the peak of a step with the standard batch, or half as much 
 parameters are most of it.
 """
 
-import argparse
 import dataclasses
 import json
 import sys
@@ -20,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import memfit
+from benchmarks.arguments import words_and_results
 from benchmarks.malloc import in_settled_malloc
 from benchmarks.models import Case, named_cases
 from benchmarks.steps import Steps
@@ -56,7 +56,7 @@ class Row:
 
 
 def main() -> None:
-    options = _options()
+    options = words_and_results(__doc__, RESULTS).parse_args()
     in_settled_malloc(sys.argv[1:], "benchmarks.largest_batch")
     prepare()
     console, rows = Console(width=None if sys.stdout.isatty() else 140), []
@@ -107,13 +107,6 @@ def _table(rows: list[Row]) -> Table:
         budget, size = format_bytes(row.budget_bytes), str(row.size)
         table.add_row(row.case, budget, size, predicted, measured, str(row.next_size), further, f"{row.seconds:.0f}")
     return table
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 import memfit
+from benchmarks.arguments import words_and_results
 from benchmarks.malloc import MALLOC_SETTINGS
 from benchmarks.measuring import Subject, peak_bytes, persistent_bytes
 from benchmarks.models import frontier_cases
@@ -140,9 +141,7 @@ def _table(rows: list[Row]) -> Table:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser = words_and_results(__doc__, RESULTS)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     parser.add_argument("--planned", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--settled", action="store_true", help=argparse.SUPPRESS)

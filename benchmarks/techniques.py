@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 import memfit
+from benchmarks.arguments import words_and_results
 from benchmarks.malloc import in_settled_malloc
 from benchmarks.models import named_cases
 from benchmarks.steps import Steps, gradient_bytes
@@ -214,10 +215,8 @@ def _plot(rows: list[Row], path: Path) -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*")
+    parser = words_and_results(__doc__, RESULTS)
     parser.add_argument("--rows", nargs="+", default=[])
-    parser.add_argument("--results", type=Path, default=RESULTS)
     return parser.parse_args()
 
 
