@@ -14,6 +14,8 @@
 `compile_graph` rests on `compile_fx_inner`, `TracingContext`, `CompiledFxGraph.current_callable`, `AsyncCompile.wait`
     A graph of primitive operators as a function of a list of tensors, which it empties. Kernels are compiled by
     threads of Inductor's own; what it makes of a graph waits for them at its end, and here not before it is asked to.
+`warm_compiler` rests on `pick_vec_isa`
+    Remembers what it found; a second thread that asks meanwhile only does the same again.
 `eager_dispatch` rests on `no_python_dispatcher`
     Composite operators decompose as in the eager run, see Note [Eager decompositions].
 `annotation` rests on `torch.fx.traceback.annotate`
@@ -56,6 +58,7 @@ Note [Released elsewhere]
 import contextlib
 import functools
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -188,12 +191,14 @@ def compile_graph(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch._inductor.compile_fx import compile_fx_inner  # takes a second to import
+        from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     output = module.graph.output_node()
     results: Any = output.args[0]
     output.meta["user_visible_output_idxs"] = list(range(len(results)))
     output.meta["original_output_strides"] = [node.meta["val"].stride() for node in results]
-    mode = FakeTensorMode()  # the one the inputs are from may be another trace's
+    # The one the inputs are from may be another trace's; Inductor remembers only graphs of a mode that knows shapes.
+    mode = FakeTensorMode(shape_env=ShapeEnv())
     with no_modes(), torch.no_grad(), tracing(TracingContext(mode)), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about torch's own ways
         with mode:
@@ -208,6 +213,20 @@ def compile_graph(
             waiting.pop()  # not before: it may be interrupted
 
     return compiled.current_callable, finish
+
+
+@functools.cache
+def warm_compiler() -> None:
+    """Let Inductor ask beside what follows what it asks once, by starting processes: which instructions there are."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch._inductor.cpu_vec_isa import pick_vec_isa  # not in the thread: traces patch what is imported
+
+    def ask() -> None:
+        with contextlib.suppress(Exception):  # whatever it is, compiling says it again
+            pick_vec_isa()
+
+    threading.Thread(target=ask, daemon=True, name="memfit-compiler").start()
 
 
 @functools.cache

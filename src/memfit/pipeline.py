@@ -79,9 +79,15 @@ def make_plan(model: nn.Module, sample: Sample, planner: Planner, prepared: Prep
         if corrected is None:
             break
         prepared, planner = corrected, make_planner(model, corrected, recipe)
-        solution, limit = solve(planner, prepared, recipe)
+        if not _is_within(limit, planner, prepared, solution):
+            solution, limit = solve(planner, prepared, recipe)
     seconds = prepared.seconds + time.monotonic() - start
     return write_plan(model, sample, planner, prepared, recipe, solution, limit, seconds)
+
+
+def _is_within(limit: int | None, planner: Planner, prepared: Prepared, solution: Solution) -> bool:
+    """Whether a solution keeps to a limit with the costs as they are now; what it takes is the same."""
+    return limit is None or prepared.peak_bytes(program_of(planner.problem, solution.expansion)) <= limit
 
 
 def write_plan(

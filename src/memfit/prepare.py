@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 from torch import fx, nn
 
+from memfit import _torch
 from memfit.capture.alternatives import extend
 from memfit.capture.fuse import stretches_in
 from memfit.capture.lower import lower
@@ -90,6 +91,8 @@ def traced_for(
     model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool = True
 ) -> contextlib.AbstractContextManager[Joint]:
     """Trace as a recipe wants it."""
+    if STRETCH.technique in recipe.allow:
+        _torch.warm_compiler()
     return traced(model, sample, backward_from=recipe.backward_from, outputs=recipe.outputs, with_hooks=with_hooks)
 
 
