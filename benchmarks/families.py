@@ -2,9 +2,12 @@
 
 python -m benchmarks.families              # all, each in a process of its own; goes on where it stood
 python -m benchmarks.families GPT-2 BERT   # these, again
+python -m benchmarks.families --jobs 2     # two beside each other: faster, and times are worth less
 python -m benchmarks.families --table      # docs/families.md from what there is
 """
 
+import argparse
+import concurrent.futures
 import dataclasses
 import json
 import subprocess
@@ -121,17 +124,37 @@ def _sentence(reason: str) -> str:
 
 
 def main() -> None:
-    asked = [each for each in sys.argv[1:] if not each.startswith("-")]
+    options = _options()
     results = load()
-    for family in [] if "--table" in sys.argv else families():
-        if family.name in asked or (not asked and family.name not in results):
-            results[family.name] = run(family.name, family.library)
-            save(results)
-            found = results[family.name]
-            print(f"{found.name}: {found.captured}, exact {found.exact}, {found.seconds} s {found.reason[:150]}")
+    wanted = [
+        family
+        for family in ([] if options.table else families())
+        if family.name in options.names or (not options.names and family.name not in results)
+    ]
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        running = [pool.submit(run, family.name, family.library) for family in wanted]
+        try:
+            for done in concurrent.futures.as_completed(running):
+                found = done.result()
+                results[found.name] = found
+                save(results)
+                print(f"{found.name}: {found.captured}, exact {found.exact}, {found.seconds} s {found.reason[:150]}")
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            sys.exit("interrupted; the same command goes on where this stood")
     write_atomically(TABLE, table(results))
     unsound = [name for name, result in results.items() if not is_sound(result)]
     print(f"{len(results) - len(unsound)} of {len(results)} sound; not: {', '.join(unsound) or 'none'}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="only these, again")
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="families beside each other, on a thread each (%(default)s)"
+    )
+    parser.add_argument("--table", action="store_true", help="only write docs/families.md from what there is")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -27,7 +27,11 @@ DATA = {
 }
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
 PIPELINE = {"describe", "recipe", "prepare", "pipeline"}
-BELOW_API = BELOW_CAPTURE | PIPELINE | {"plan", "estimate", "capture", "execute", "runner", "regions", "unplanned"}
+BELOW_API = (
+    BELOW_CAPTURE
+    | PIPELINE
+    | {"plan", "estimate", "capture", "execute", "remembered", "runner", "regions", "unplanned"}
+)
 BELOW_STEP = BELOW_API | {"api", "prove"}
 BELOW_REPORT = BELOW_STEP | {"step", "multilevel", "distributed", "integrations", "zoo"}
 
@@ -54,7 +58,8 @@ MAY_IMPORT = {
     "prepare": BELOW_CAPTURE | {"plan", "capture", "execute", "describe", "recipe"},
     "pipeline": BELOW_CAPTURE | {"plan", "capture", "execute", "describe", "recipe", "prepare"},
     "unplanned": BELOW_CAPTURE | PIPELINE | {"plan", "estimate", "capture", "execute"},
-    "runner": BELOW_CAPTURE | PIPELINE | {"plan", "capture", "execute"},
+    "remembered": BELOW_CAPTURE | {"plan", "capture", "describe", "recipe"},
+    "runner": BELOW_CAPTURE | PIPELINE | {"plan", "capture", "execute", "remembered"},
     "regions": BELOW_CAPTURE | PIPELINE | {"plan", "capture", "execute", "runner"},
     "api": BELOW_API,
     "prove": BELOW_API | {"api"},

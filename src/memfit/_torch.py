@@ -173,7 +173,8 @@ def decomposed(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> fx.Gra
     """A graph on primitive operators that computes what `module` does; `inputs` have no memory."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about torch's own ways
-        from torch._inductor.decomposition import select_decomp_table  # takes a second to import
+        import torch._inductor.lowering  # takes a second; decompositions look for it
+        from torch._inductor.decomposition import select_decomp_table
 
     mode = detect_fake_mode(inputs)
     assert mode is not None

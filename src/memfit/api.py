@@ -109,7 +109,7 @@ def plan(
     with removed(model):
         try:
             with traced_for(model, example, recipe) as joint:
-                prepared = prepare(model, joint, example, recipe)
+                prepared = prepare(model, joint, example, recipe, may_put_off=True)
                 return make_plan(model, example, make_planner(model, prepared, recipe), prepared, recipe)
         except CaptureError as error:
             return make_region_planner(model, example, recipe, error).plan(recipe)
@@ -145,6 +145,7 @@ def fit(
     outputs: str = "all",
     backward_from: str = "auto",
     time_limit: float = 6.0,
+    remember: bool = False,
     report: Report | None = None,
     progress: Progress | None = None,
 ) -> nn.Module:
@@ -153,7 +154,8 @@ def fit(
     The same module is returned: same class, same `state_dict` keys, same numbers bit for bit unless `allow`
     names a technique that says otherwise. Keywords are those of `plan`. Calls of another shape, dtype or mode
     than `sample` are captured and planned when they first come. Without a budget, and without `recompute`,
-    the captured step runs unplanned.
+    the captured step runs unplanned. With `remember` the plan is kept on disk, and a later run with the same model,
+    sample and wishes on this machine takes it: nothing is measured or searched then.
     """
     _check_trainable(model)
     recipe = _recipe(
@@ -167,6 +169,7 @@ def fit(
         outputs=outputs,
         backward_from=backward_from,
         time_limit=time_limit,
+        remember=remember,
         report=report,
         progress=progress,
     )
@@ -230,7 +233,7 @@ def frontier(
     with removed(model):
         try:
             with traced_for(model, example, recipe) as joint:
-                prepared = prepare(model, joint, example, recipe)
+                prepared = prepare(model, joint, example, recipe, may_put_off=True)
                 planner = make_planner(model, prepared, recipe)
                 points = frontier_recipes(recipe, prepared, fractions)
                 return _curve(points, lambda point: make_plan(model, example, planner, prepared, point), report)

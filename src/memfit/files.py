@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and where memfit's own are."""
 
 import contextlib
 import os
@@ -6,6 +6,14 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
+
+import platformdirs
+
+
+def cache_folder() -> Path:
+    """Where measured costs and remembered plans are: `MEMFIT_CACHE_DIR`, or the user's cache folder."""
+    chosen = os.environ.get("MEMFIT_CACHE_DIR")
+    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("memfit"))
 
 
 def write_atomically(path: Path, text: str) -> None:

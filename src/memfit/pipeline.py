@@ -17,11 +17,11 @@ from memfit.plan.plan import Plan, fates_of
 from memfit.plan.problem import Problem
 from memfit.plan.select import selected_values
 from memfit.plan.solve import Planner, Solution
-from memfit.prepare import Prepared, with_overwriting_costs
+from memfit.prepare import Prepared, with_compiled_costs
 from memfit.recipe import TECHNIQUES, Recipe, budget_bytes
 from memfit.units import format_bytes
 
-_MOST_CORRECTIONS = 3  # of what stretches take that overwrite their arguments
+_MOST_CORRECTIONS = 3  # of what stretches take that are compiled for the plan
 
 
 def make_planner(model: nn.Module, prepared: Prepared, recipe: Recipe) -> Planner:
@@ -75,11 +75,12 @@ def make_plan(model: nn.Module, sample: Sample, planner: Planner, prepared: Prep
     start = time.monotonic()
     solution, limit = solve(planner, prepared, recipe)
     for _ in range(_MOST_CORRECTIONS):
-        corrected = with_overwriting_costs(model, prepared, program_of(planner.problem, solution.expansion))
+        corrected = with_compiled_costs(model, prepared, program_of(planner.problem, solution.expansion))
         if corrected is None:
             break
         prepared, planner = corrected, make_planner(model, corrected, recipe)
         if not _is_within(limit, planner, prepared, solution):
+            prepared, planner = _without_guesses(model, planner, prepared, recipe, solution)
             solution, limit = solve(planner, prepared, recipe)
     seconds = prepared.seconds + time.monotonic() - start
     return write_plan(model, sample, planner, prepared, recipe, solution, limit, seconds)
@@ -88,6 +89,15 @@ def make_plan(model: nn.Module, sample: Sample, planner: Planner, prepared: Prep
 def _is_within(limit: int | None, planner: Planner, prepared: Prepared, solution: Solution) -> bool:
     """Whether a solution keeps to a limit with the costs as they are now; what it takes is the same."""
     return limit is None or prepared.peak_bytes(program_of(planner.problem, solution.expansion)) <= limit
+
+
+def _without_guesses(
+    model: nn.Module, planner: Planner, prepared: Prepared, recipe: Recipe, solution: Solution
+) -> tuple[Prepared, Planner]:
+    """A planner that knows the memory of all stretches, where guesses have led over the budget."""
+    program = program_of(planner.problem, solution.expansion)
+    measured = with_compiled_costs(model, prepared, program, everything=True) if prepared.put_off else None
+    return (prepared, planner) if measured is None else (measured, make_planner(model, measured, recipe))
 
 
 def write_plan(

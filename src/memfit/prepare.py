@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from memfit import _torch
 from memfit.capture.alternatives import extend
-from memfit.capture.fuse import stretches_in
+from memfit.capture.fuse import agains_in, stretches_in
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
@@ -26,7 +26,8 @@ from memfit.measure.optimizer import OptimizerLike, optimizer_memory
 from memfit.measure.probe import measured_costs
 from memfit.measure.roofline import roofline_times
 from memfit.measure.signature import with_operator
-from memfit.ops.registry import LEAN_OPERATORS, find_function, find_lean_operator, name_of
+from memfit.ops.likeness import Likenesses, likenesses
+from memfit.ops.registry import LEAN_OPERATORS, find_function, find_lean_operator, in_place_function, name_of
 from memfit.ops.stretch import STRETCH, Stretch, compile_all
 from memfit.plan.captured import CapturedStep
 from memfit.plan.identity import identity_program
@@ -54,6 +55,7 @@ class Prepared:
     rewrites: tuple[str, ...]
     seconds: float  # that tracing and measuring took
     quiet: Quiet
+    put_off: frozenset[str] = frozenset()  # stretches that are not compiled yet, and whose workspace is not known
 
     def peak_bytes(self, program: Program) -> int:
         return simulate(
@@ -110,12 +112,14 @@ def prepare(
     *,
     before: "Traced | None" = None,
     timed: bool = True,
-    like: Quiet | None = None,
+    known: Quiet | None = None,
+    may_put_off: bool = False,
 ) -> Prepared:
     """Lower a traced call and measure what its operations cost.
 
     `before` is the trace as it was, if `planned_graph` has been called since. `timed=False` estimates times, so that
-    the step itself is not run. `like` is what is known of a call of other sizes.
+    the step itself is not run. `known` is what is known of a call of other sizes. `may_put_off` is for callers that
+    ask for `with_compiled_costs` before they believe a program.
     """
     start = time.monotonic()
     plain = before or Traced.of(joint)
@@ -123,18 +127,21 @@ def prepare(
         extend(joint, recipe.allow)
     memory = with_beside(step_optimizer_memory(recipe.optimizer, model, plain.graph, recipe.device), recipe)
     measured = recipe.device is None and could_run_here(plain.graph, memory)
+    runs_here = timed and measured and not is_fake(model, sample)
+    like = _put_off(joint.graph_module.graph) if runs_here and may_put_off else {}
     if measured:
-        compile_all(stretches_in(joint.graph_module.graph, alternatives=timed), recipe.progress)
+        stretches = stretches_in(joint.graph_module.graph, alternatives=timed)
+        compile_all([each for each in stretches if each not in like], recipe.progress)
     eager = lower(joint)
     device = device_of(model)
     granularity = granularity_bytes(model, recipe.device)
-    quiet = frozenset() if like is None else like.in_graph(eager)
-    if not timed:
-        quiet |= {each.name for each in eager.alternatives if each.technique == STRETCH.name}  # not compiled yet
+    quiet = frozenset() if known is None else known.in_graph(eager)
+    stretched = [each for each in eager.alternatives if each.technique == STRETCH.name]
+    put_off = frozenset(name_of(stretch) for stretch in like)
+    quiet |= {each.name for each in stretched if not timed or each.target in put_off}  # not compiled yet
     costs = operator_costs(eager, device, recipe.progress, quiet) if measured else {}
     sized, workspaces = _with_costs(eager, costs)
-    runs_here = timed and measured and not is_fake(model, sample)
-    fresh_us, in_place_us = _times(joint.graph_module, sized, model, sample, recipe, runs_here=runs_here)
+    fresh_us, in_place_us = _times(joint.graph_module, sized, model, sample, recipe, like, runs_here=runs_here)
     step_us: float | None = None
     if plain.is_rewritten_as(eager):
         plain_costs = operator_costs(plain.graph, device, recipe.progress, quiet) if measured else {}
@@ -169,34 +176,44 @@ def prepare(
         rewrites=_rewrites(plain.graph, graph),
         seconds=joint.seconds + time.monotonic() - start,
         quiet=Quiet.of(eager, costs),
+        put_off=put_off,
     )
 
 
-def with_overwriting_costs(model: nn.Module, prepared: Prepared, program: Program) -> Prepared | None:
-    """The same where forms of stretches that overwrite take more memory than was assumed, as a program has them.
+def with_compiled_costs(
+    model: nn.Module, prepared: Prepared, program: Program, *, everything: bool = False
+) -> Prepared | None:
+    """The same where stretches take more memory than was assumed, in the form in which a program has them.
 
-    None if they do not. They are compiled and measured here, see Note [Over the first] in `ops/stretch.py`.
+    None if nothing is new. Compiled and measured here are forms that overwrite, see Note [Over the first] in
+    `ops/stretch.py`, and what was put off, see Note [Like others] in `ops/likeness.py`: what the program runs of it, or
+    everything.
     """
-    runs = {each for each in (*program.forward, *program.backward) if isinstance(each, Compute) and each.in_place}
-    forms: dict[int, Stretch] = {}
-    for run in runs:
-        stretch = find_function(prepared.graph.operation(run.operation).target)
-        if isinstance(stretch, Stretch) and stretch.in_place is not None:
-            forms[run.operation] = stretch.in_place
-    if not forms or not prepared.times_measured:
+    operations = (*prepared.graph.operations, *prepared.graph.alternatives)
+    runs = {each for each in (*program.forward, *program.backward) if isinstance(each, Compute)}
+    ran = {operations[run.operation].target for run in runs}
+    known = prepared.put_off if everything else prepared.put_off & ran
+    measured = [(place, each.target) for place, each in enumerate(operations) if each.target in known]
+    forms = [(place, find_function(target)) for place, target in measured]
+    forms += [
+        (run.operation, in_place_function(find_function(operations[run.operation].target)))
+        for run in runs
+        if run.in_place
+    ]
+    stretches = [(place, form) for place, form in forms if isinstance(form, Stretch)]
+    if not stretches or not prepared.times_measured:
         return None
-    compile_all(forms.values())
-    signatures = {
-        index: with_operator(prepared.graph.operation(index).signature, form) for index, form in forms.items()
-    }
-    costs = measured_costs(signatures.values(), device=device_of(model))
+    compile_all(form for _, form in stretches)
+    signatures = [(place, with_operator(operations[place].signature, form)) for place, form in stretches]
+    costs = measured_costs({signature for _, signature in signatures}, device=device_of(model))
     workspaces = list(prepared.costs.workspace_bytes)
-    for index, signature in signatures.items():
+    for place, signature in signatures:
         if signature in costs:
-            workspaces[index] = max(workspaces[index], costs[signature].workspace_bytes)
-    if workspaces == list(prepared.costs.workspace_bytes):
+            workspaces[place] = max(workspaces[place], costs[signature].workspace_bytes)
+    if not known and workspaces == list(prepared.costs.workspace_bytes):
         return None
-    return dataclasses.replace(prepared, costs=dataclasses.replace(prepared.costs, workspace_bytes=workspaces))
+    changed = dataclasses.replace(prepared.costs, workspace_bytes=workspaces)
+    return dataclasses.replace(prepared, costs=changed, put_off=prepared.put_off - known)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -226,12 +243,24 @@ def _with_costs(graph: Graph, costs: Mapping[str, OperatorCost]) -> tuple[Graph,
     return graph, [workspace_bytes(graph, each, costs) for each in (*graph.operations, *graph.alternatives)]
 
 
+def _put_off(graph: fx.Graph) -> Likenesses:
+    """Stretches that are compiled where a plan has them, see Note [Like others] in `ops/likeness.py`."""
+    return {each: like for each, like in likenesses(agains_in(graph)).items() if not each.is_ready_here}
+
+
 def _times(
-    module: fx.GraphModule, graph: Graph, model: nn.Module, sample: Sample, recipe: Recipe, *, runs_here: bool
+    module: fx.GraphModule,
+    graph: Graph,
+    model: nn.Module,
+    sample: Sample,
+    recipe: Recipe,
+    like: Likenesses,
+    *,
+    runs_here: bool,
 ) -> tuple[Mapping[str, float], Mapping[str, float]]:
     """Microseconds by name, of runs into new memory and of runs in place."""
     if runs_here:
-        times = operation_times(module, graph, model, sample)
+        times = operation_times(module, graph, model, sample, like=like)
         return times.fresh_us, times.in_place_us
     estimated = {**roofline_times(graph, recipe.device), **dict.fromkeys(_uncertain(graph), math.inf)}
     return estimated, estimated

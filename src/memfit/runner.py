@@ -8,6 +8,7 @@ Note [Other shapes]
 """
 
 import dataclasses
+import logging
 import warnings
 from typing import Any
 
@@ -25,8 +26,20 @@ from memfit.pipeline import make_plan, make_planner
 from memfit.plan.expand import program_of
 from memfit.plan.plan import Plan
 from memfit.plan.validate import check_program
-from memfit.prepare import Prepared, Traced, planned_graph, prepare, traced_for
+from memfit.prepare import (
+    Prepared,
+    Traced,
+    planned_graph,
+    prepare,
+    step_optimizer_memory,
+    traced_for,
+    with_beside,
+)
 from memfit.recipe import Recipe
+from memfit.remembered import can_run_as_planned, find_plan, keep_plan, place_of
+from memfit.units import format_bytes
+
+log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass
@@ -53,8 +66,11 @@ class Runner:
 
     def _planned(self, model: nn.Module, joint: Joint, example: Sample) -> CompiledCall:
         before = Traced.of(joint)
+        if self.plan is None and self.recipe.remember:
+            return self._remembered(model, joint, before, example)
         if self.plan is None:
-            return self._searched(model, joint, prepare(model, joint, example, self.recipe), example)
+            prepared = prepare(model, joint, example, self.recipe, may_put_off=True)
+            return self._searched(model, joint, prepared, example)
         graph = planned_graph(joint, self.recipe)
         if graph.digest() == self.plan.program.graph_digest:
             check_program(graph, self.plan.program)
@@ -62,19 +78,41 @@ class Runner:
         if self.only_the_plan:
             raise InvalidFile(other_call(self.plan, example))
         for timed in (False, True):  # see Note [Other shapes]
-            prepared = prepare(model, joint, example, self.recipe, before=before, timed=timed, like=self.quiet)
+            prepared = prepare(model, joint, example, self.recipe, before=before, timed=timed, known=self.quiet)
             program = self._shared(model, prepared)
             if program is not None:
                 return CompiledCall(joint, prepared.graph, program)
         return self._searched(model, joint, prepared, example)
+
+    def _remembered(self, model: nn.Module, joint: Joint, before: Traced, example: Sample) -> CompiledCall:
+        """By the plan of an earlier run, or by one that is kept for later ones."""
+        recipe = self.recipe
+        graph = planned_graph(joint, recipe)
+        memory = with_beside(step_optimizer_memory(recipe.optimizer, model, before.graph, recipe.device), recipe)
+        place = place_of(recipe, model, example, graph, memory)
+        plan = find_plan(place, graph)
+        if plan is not None and can_run_as_planned(graph, plan.program):
+            log.info("the plan of an earlier run is taken, with a peak of %s", format_bytes(plan.peak_bytes))
+            self._begin(plan)
+            return CompiledCall(joint, graph, plan.program)
+        prepared = prepare(model, joint, example, recipe, before=before, may_put_off=True)
+        call = self._searched(model, joint, prepared, example)
+        assert self.plan is not None
+        if can_run_as_planned(graph, self.plan.program):
+            keep_plan(place, self.plan)
+        return call
+
+    def _begin(self, plan: Plan) -> None:
+        """The plan of the first call; later ones keep to its budget."""
+        self.plan = plan
+        self.recipe = dataclasses.replace(self.recipe, budget=plan.budget_bytes, report=None, progress=None)
 
     def _searched(self, model: nn.Module, joint: Joint, prepared: Prepared, example: Sample) -> CompiledCall:
         made = make_plan(model, example, make_planner(model, prepared, self.recipe), prepared, self.recipe)
         self.searches += 1
         self.quiet = self.quiet or prepared.quiet
         if self.plan is None:
-            self.plan = made
-            self.recipe = dataclasses.replace(self.recipe, budget=made.budget_bytes, report=None, progress=None)
+            self._begin(made)
         else:
             self.others.append(made)
         return CompiledCall(joint, prepared.graph, made.program)

@@ -6,6 +6,7 @@ import sys
 
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
 
 import memfit
 
@@ -36,7 +37,13 @@ def main() -> None:
     model = memfit.fit(make(), batch, budget=0.95, kernels="inductor", time_limit=1.0)
     expected, found = (torch.cat([each.flatten() for each in gradients(one, batch)]) for one in (make(), model))
     json.dump(
-        {"difference": float((found - expected).norm() / expected.norm()), "warnings": heard.messages}, sys.stdout
+        {
+            "difference": float((found - expected).norm() / expected.norm()),
+            "warnings": heard.messages,
+            "compiled": counters["inductor"]["fxgraph_cache_miss"] + counters["inductor"]["fxgraph_cache_bypass"],
+            "found": counters["inductor"]["fxgraph_cache_hit"],
+        },
+        sys.stdout,
     )
 
 

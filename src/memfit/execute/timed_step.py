@@ -33,7 +33,7 @@ import contextlib
 import dataclasses
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -77,13 +77,21 @@ class _Call:
 class TimedStep:
     """A captured graph and real inputs for it, to be run with the clock in hand."""
 
-    def __init__(self, module: fx.GraphModule, graph: Graph, model: nn.Module, sample: Sample) -> None:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        graph: Graph,
+        model: nn.Module,
+        sample: Sample,
+        left_out: Collection[str] = (),  # names of alternatives that nothing reads
+    ) -> None:
         operations = {operation.name: operation for operation in (*graph.operations, *graph.alternatives)}
         self._timed = operations.keys()
         self._alternatives = {operation.name for operation in graph.alternatives}
-        self._plain = _calls(module, operations, other_forms=False)
-        self._other = _calls(module, operations, other_forms=True)
-        self._both = _both_calls(module, operations)
+        nodes = [node for node in module.graph.nodes if node.name not in left_out]
+        self._plain = _calls(module, operations, [node for node in nodes if not is_alternative(node)])
+        self._other = _calls(module, operations, nodes, other_forms=True)
+        self._both = _both_calls(module, operations, nodes)
         self._inputs = _inputs(module.graph, model, sample)
         tensors = tensors_in(list(self._inputs.values()))
         if any(isinstance(tensor, _torch.FakeTensor) for tensor in tensors):
@@ -174,8 +182,9 @@ def _run(call: _Call, values: dict[fx.Node, Any], mark: Callable[[], Any]) -> tu
     return start, mark()
 
 
-def _calls(module: fx.GraphModule, operations: Mapping[str, Operation], *, other_forms: bool) -> list[_Call]:
-    nodes = [node for node in module.graph.nodes if other_forms or not is_alternative(node)]
+def _calls(
+    module: fx.GraphModule, operations: Mapping[str, Operation], nodes: Sequence[fx.Node], *, other_forms: bool = False
+) -> list[_Call]:
     dying = _dying(nodes)
     return [
         _call(module, node, operations.get(node.name), dying[node], other_forms=other_forms)
@@ -184,10 +193,10 @@ def _calls(module: fx.GraphModule, operations: Mapping[str, Operation], *, other
     ]
 
 
-def _both_calls(module: fx.GraphModule, operations: Mapping[str, Operation]) -> list[_Call]:
+def _both_calls(module: fx.GraphModule, operations: Mapping[str, Operation], nodes: Sequence[fx.Node]) -> list[_Call]:
     """Every operation in its plain form, and a few of those that look alike in the other one too."""
-    sampled = _sampled(module, operations)
-    nodes = [node for node in module.graph.nodes if not is_alternative(node) or node in sampled]
+    sampled = _sampled(nodes, operations)
+    nodes = [node for node in nodes if not is_alternative(node) or node in sampled]
     dying = _dying(nodes)
     calls: list[_Call] = []
     for node in nodes:
@@ -201,11 +210,11 @@ def _both_calls(module: fx.GraphModule, operations: Mapping[str, Operation]) -> 
     return calls
 
 
-def _sampled(module: fx.GraphModule, operations: Mapping[str, Operation]) -> set[fx.Node]:
+def _sampled(nodes: Sequence[fx.Node], operations: Mapping[str, Operation]) -> set[fx.Node]:
     """Nodes that are run in another form too, and the alternatives that those read."""
     seen: Counter[str] = Counter()
     sampled: set[fx.Node] = set()
-    for node in reversed(module.graph.nodes):
+    for node in reversed(nodes):
         operation = operations.get(node.name)
         has_other_form = operation is not None and (
             is_alternative(node) or (operation.may_overwrite is not None and not is_stretch(operation))

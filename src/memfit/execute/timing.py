@@ -24,6 +24,9 @@ from memfit.capture.sample import Sample
 from memfit.execute.timed_step import TimedStep, Times, is_stretch
 from memfit.ir import Graph, Operation
 from memfit.measure.roofline import roofline_times
+from memfit.ops.likeness import Likenesses, time_like
+from memfit.ops.registry import find_function
+from memfit.ops.stretch import Stretch
 
 log = logging.getLogger(__name__)
 
@@ -46,17 +49,27 @@ class OperationTimes:
 
 
 def operation_times(
-    module: fx.GraphModule, graph: Graph, model: nn.Module, sample: Sample, *, steps: int = 5, time_limit_s: float = 4.0
+    module: fx.GraphModule,
+    graph: Graph,
+    model: nn.Module,
+    sample: Sample,
+    *,
+    steps: int = 5,
+    time_limit_s: float = 4.0,
+    like: Likenesses | None = None,
 ) -> OperationTimes:
     """Run steps of `model` on `sample` and tell what every operation and alternative of `graph` took.
 
     `graph` is what the traced graph in `module` was lowered to, and that was not compiled yet. No step is begun after
-    the time limit, but one of each kind is run, see Note [Other forms] in `timed_step.py`.
+    the time limit, but one of each kind is run, see Note [Other forms] in `timed_step.py`. Stretches in `like` are not
+    run, see Note [Like others] in `ops/likeness.py`.
     """
-    step = TimedStep(module, graph, model, sample)
+    left_out = [each for each in graph.alternatives if find_function(each.target) in (like or {})]
+    step = TimedStep(module, graph, model, sample, [each.name for each in left_out])
     timed_steps = _timed_slow_steps if is_slow(graph, time_limit_s) else _timed_steps
     plain, other = _undisturbed(graph, *timed_steps(step, steps, time_limit_s))
     typical = _typical(graph, plain, other)
+    typical |= _typical_like(graph, typical, left_out, like or {})
     per_byte_us = _per_byte_us(graph, typical)
     fresh_us: Times = {}
     in_place_us: Times = {}
@@ -126,7 +139,23 @@ def _typical(graph: Graph, plain: Sequence[Times], other: Sequence[Times]) -> _T
     for alternative in graph.alternatives:
         in_place = alternative.may_overwrite is not None and not is_stretch(alternative)
         samples[alternative.signature, in_place] += _seen(alternative, other)
+    samples = defaultdict(list, {form: times for form, times in samples.items() if times})
     return {form: sorted(times)[len(times) // 4] for form, times in samples.items()}
+
+
+def _typical_like(graph: Graph, typical: _Typical, left_out: Sequence[Operation], like: Likenesses) -> _Typical:
+    """What stretches take that were not run, see Note [Like others] in `ops/likeness.py`."""
+    times_us: dict[Stretch, float] = {}
+    for alternative in graph.alternatives:
+        stretch = find_function(alternative.target)
+        if isinstance(stretch, Stretch) and (alternative.signature, False) in typical:
+            times_us[stretch] = typical[alternative.signature, False]
+    found: _Typical = {}
+    for alternative in left_out:
+        stretch = find_function(alternative.target)
+        assert isinstance(stretch, Stretch)
+        found[alternative.signature, False] = time_like(stretch, like[stretch], times_us)
+    return found
 
 
 def _seen(operation: Operation, runs: Sequence[Times]) -> list[float]:

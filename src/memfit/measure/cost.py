@@ -3,15 +3,13 @@
 import dataclasses
 import json
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 import torch
 
-from memfit.files import write_atomically
+from memfit.files import cache_folder, write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +33,7 @@ class CostCache:
     """
 
     def __init__(self, device: str, folder: Path | None = None) -> None:
-        self.path = (folder or _default_folder()) / f"{_file_name(device)}.json"
+        self.path = (folder or cache_folder()) / f"{_file_name(device)}.json"
 
     def load(self) -> dict[str, OperatorCost]:
         try:
@@ -72,11 +70,6 @@ def _cost(fields: dict[str, Any]) -> OperatorCost:
         output_bytes=tuple(int(size) for size in fields["output_bytes"]),
         time_us=None if time_us is None else float(time_us),
     )
-
-
-def _default_folder() -> Path:
-    chosen = os.environ.get("MEMFIT_CACHE_DIR")
-    return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("memfit"))
 
 
 def _file_name(device: str) -> str:

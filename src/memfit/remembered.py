@@ -1,0 +1,122 @@
+"""Plans of earlier runs, on disk: the same model, batch and wishes, on the same machine, take the plan that is there.
+
+Note [What is the same]
+    A plan is found by a hash of all that decides it: every operation of the captured graph with its arguments, the
+    sizes of all values, what the optimizer needs, the recipe, the versions of memfit and torch, the processor and how
+    many threads it runs. So a model whose code was changed does not find the plan that it had before.
+"""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from memfit.capture.sample import Sample
+from memfit.describe import describe_sample, device_of, model_digest
+from memfit.errors import InvalidFile, first_line
+from memfit.files import cache_folder
+from memfit.ir import Compute, Graph, OptimizerMemory, Program
+from memfit.ops.registry import find_function, in_place_function
+from memfit.ops.stretch import Stretch, compile_all
+from memfit.plan.plan import Plan
+from memfit.plan.select import Selection
+from memfit.plan.validate import check_program
+from memfit.recipe import Recipe
+
+log = logging.getLogger(__name__)
+
+_PROCESSORS = Path("/proc/cpuinfo")
+
+
+def place_of(recipe: Recipe, model: nn.Module, sample: Sample, graph: Graph, optimizer: OptimizerMemory) -> Path:
+    """The file of a plan, see Note [What is the same]."""
+    operations = (*graph.operations, *graph.alternatives)
+    words = [
+        [
+            importlib.metadata.version("memfit"),
+            torch.__version__,
+            _processor(),
+            os.cpu_count(),
+            torch.get_num_threads(),
+        ],
+        [_device_words(model), model_digest(model), describe_sample(sample), dataclasses.astuple(optimizer)],
+        [graph.digest(), [each.signature for each in operations], [each.size_bytes for each in graph.storages]],
+        [recipe.budget, recipe.allow, recipe.outputs, recipe.backward_from, recipe.time_limit_s],
+        [_selection_words(each) for each in recipe.recompute],
+        [_selection_words(each) for each in recipe.keep],
+    ]
+    digest = hashlib.sha256(json.dumps(words, default=str).encode()).hexdigest()[:24]
+    return cache_folder() / "plans" / f"{type(model).__name__}-{digest}.json"
+
+
+def find_plan(path: Path, graph: Graph) -> Plan | None:
+    """The plan that was kept for a graph; None if there is none that can be read."""
+    try:
+        if not path.exists():
+            return None
+        plan = Plan.load(path)
+        check_program(graph, plan.program)
+    except (InvalidFile, OSError) as error:
+        log.warning("the plan that was remembered in %s is damaged (%s); planning again", path, first_line(error))
+        return None
+    return plan
+
+
+def keep_plan(path: Path, plan: Plan) -> None:
+    """Keep a plan for later runs, if its costs were measured and its search came to an end.
+
+    What cannot be written is not an error.
+    """
+    if plan.was_interrupted or not plan.times_measured:
+        return
+    try:
+        plan.save(path)
+    except OSError as error:
+        log.warning("the plan could not be remembered (%s)", error)
+
+
+def can_run_as_planned(graph: Graph, program: Program) -> bool:
+    """Whether all stretches that a program runs can be compiled here: others take more memory than was counted."""
+    forms = []
+    for run in (*program.forward, *program.backward):
+        if isinstance(run, Compute):
+            function = find_function(graph.operation(run.operation).target)
+            forms.append(in_place_function(function) if run.in_place else function)
+    stretches = [form for form in forms if isinstance(form, Stretch)]
+    compile_all(stretches)
+    return not any(stretch.failure for stretch in stretches)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("memfit")
+    except importlib.metadata.PackageNotFoundError:  # run from its sources
+        return ""
+
+
+def _selection_words(selection: Selection) -> str:
+    named: Any = selection
+    return f"{named.__module__}.{named.__qualname__}" if isinstance(selection, type) else repr(selection)
+
+
+def _device_words(model: nn.Module) -> str:
+    device = device_of(model)
+    return f"{device} {torch.cuda.get_device_name(device)}" if device.startswith("cuda") else device
+
+
+def _processor() -> str:
+    """What the processor calls itself, and what torch uses of it."""
+    try:
+        lines = _PROCESSORS.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return f"{named or platform.processor()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

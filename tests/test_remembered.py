@@ -1,0 +1,207 @@
+import dataclasses
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import memfit
+from memfit import _torch, pipeline, remembered
+from memfit.measure.peak import measure_peak
+from memfit.ops import stretch
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MEMFIT_CACHE_DIR", str(tmp_path))
+    return tmp_path / "plans"
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry a search."""
+    done: list[int] = []
+    solve = pipeline.solve
+
+    def counted(*arguments: Any) -> Any:
+        done.append(1)
+        return solve(*arguments)
+
+    monkeypatch.setattr(pipeline, "solve", counted)
+    return done
+
+
+def chain(*, width: int = 64, activation: Callable[[], nn.Module] = nn.GELU) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = [part for _ in range(4) for part in (nn.Linear(width, width), activation())]
+    return nn.Sequential(*layers)
+
+
+def batch(rows: int = 256) -> torch.Tensor:
+    return torch.randn(rows, 64, generator=torch.Generator().manual_seed(1))
+
+
+def fitted(model: nn.Module, sample: torch.Tensor, budget: float | str = 0.9, **options: Any) -> nn.Module:
+    return memfit.fit(model, sample, budget, time_limit=1, remember=True, **options)
+
+
+def gradients(model: nn.Module) -> list[torch.Tensor]:
+    model.zero_grad()
+    model(batch()).square().mean().backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_later_run_takes_the_plan_and_computes_the_same(searches: list[int]) -> None:
+    first = fitted(chain(), batch())
+    later = fitted(chain(), batch())
+    assert len(searches) == 1
+    plan, again = memfit.plan_of(first), memfit.plan_of(later)
+    assert plan is not None
+    assert again is not None
+    assert again.program == plan.program
+    assert not plan.is_identity
+    assert again.budget_bytes == plan.budget_bytes
+    eager = gradients(chain())
+    assert all(torch.equal(*pair) for pair in zip(gradients(later), eager, strict=True))
+    peak = measure_peak(lambda: later(batch(128)).sum().backward(), resident=[later]).peak_bytes
+    assert peak <= (plan.budget_bytes or 0)  # another shape is served under the same budget
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"budget": 0.95},
+        {"sample": batch(512)},
+        {"model": chain(activation=nn.Tanh)},  # the same parameters, other operations
+        {"optimizer": "adamw"},
+        {"keep": "0"},
+        {"keep": nn.Linear},
+    ],
+    ids=["budget", "sample", "operations", "optimizer", "name to keep", "type to keep"],
+)
+def test_what_differs_is_planned_anew(other: dict[str, Any], searches: list[int]) -> None:
+    fitted(chain(), batch())
+    fitted(**{"model": chain(), "sample": batch()} | other)
+    assert len(searches) == 2
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_nothing_is_kept_unless_asked_for(folder: Path, searches: list[int]) -> None:
+    for _ in range(2):
+        memfit.fit(chain(), batch(), 0.9, time_limit=1)
+    assert len(searches) == 2
+    assert not folder.exists()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_damaged_file_is_said_and_replaced(
+    folder: Path, searches: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    fitted(chain(), batch())
+    (path,) = folder.iterdir()
+    path.write_text(path.read_text()[:100])
+    with caplog.at_level(logging.WARNING):
+        fitted(chain(), batch())
+    assert "is damaged" in caplog.text
+    fitted(chain(), batch())
+    assert len(searches) == 2
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_folder_that_cannot_be_written_is_said(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder.write_text("not a folder")
+    with caplog.at_level(logging.WARNING):
+        model = fitted(chain(), batch())
+    assert "could not be remembered" in caplog.text
+    assert memfit.plan_of(model) is not None
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "adam",
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        torch.optim.Adam(chain().parameters(), lr=torch.tensor(0.1)),
+    ],
+    ids=["named", "made", "with a rate that is a tensor"],
+)
+def test_any_optimizer_may_be_part_of_the_step(optimizer: Any, searches: list[int]) -> None:
+    for _ in range(2):
+        fitted(chain(), batch(), optimizer=optimizer)
+    assert len(searches) == 1
+
+
+class Dilated(nn.Module):
+    """Another convolution of the same parameters and sizes."""
+
+    def __init__(self, dilation: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Conv2d(3, 8, 3, padding=dilation, dilation=dilation)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(images))).square().mean()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_constants_of_operators_count(searches: list[int]) -> None:
+    for dilation in (1, 2, 1):
+        fitted(Dilated(dilation), torch.randn(4, 3, 16, 16), "smallest")
+    assert len(searches) == 2
+
+
+@pytest.fixture
+def kept(folder: Path) -> tuple[Path, memfit.Plan]:
+    """The file of a plan, and the plan."""
+    model = fitted(chain(), batch())
+    plan = memfit.plan_of(model)
+    assert plan is not None
+    (path,) = folder.iterdir()
+    return path, plan
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_only_plans_that_were_finished_and_measured_are_kept(kept: tuple[Path, memfit.Plan], tmp_path: Path) -> None:
+    _, plan = kept
+    for other in (
+        dataclasses.replace(plan, log=("1.0 s: interrupted",)),
+        dataclasses.replace(plan, times_measured=False),
+    ):
+        remembered.keep_plan(tmp_path / "other.json", other)
+        assert not (tmp_path / "other.json").exists()
+    remembered.keep_plan(tmp_path / "other.json", plan)
+    assert (tmp_path / "other.json").exists()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_file_that_may_not_be_looked_at_is_said(
+    monkeypatch: pytest.MonkeyPatch, searches: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: Path) -> bool:
+        raise PermissionError("not yours")
+
+    fitted(chain(), batch())
+    monkeypatch.setattr(Path, "exists", refuse)
+    fitted(chain(), batch())
+    monkeypatch.undo()
+    assert "not yours" in caplog.text
+    assert len(searches) == 2
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_plan_is_not_kept_where_its_kernels_cannot_be_compiled(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(stretch, "_STRETCHES", {})
+    monkeypatch.setattr(_torch, "compile_graph", refuse)
+    model = chain(activation=nn.SiLU, width=256)
+    fitted(model, torch.randn(256, 256), "smallest", kernels="inductor")
+    assert not folder.exists()
