@@ -35,7 +35,8 @@ class Tower(nn.Module):
         self.head = nn.Linear(WIDTH, 1)
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return self.head(self.layers(states)).square().mean()
+        loss: torch.Tensor = self.head(self.layers(states)).square().mean()
+        return loss
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from memfit.plan.frontier import Frontier
 from memfit.plan.plan import Plan
 from memfit.plan.select import Selection
 from memfit.plan.solve import Report
-from memfit.prepare import prepare, traced_for
+from memfit.prepare import prepare, traced_as_eager, traced_for
 from memfit.recipe import EXACT, Budget, Recipe, check_fractions, with_kernels
 from memfit.regions.planner import make_region_planner
 from memfit.regions.run import RegionRunner, apply_regions, plan_in_regions
@@ -108,8 +108,9 @@ def plan(
     example = Sample.of(sample)
     with removed(model):
         try:
+            unplanned = traced_as_eager(model, example, recipe)
             with traced_for(model, example, recipe) as joint:
-                prepared = prepare(model, joint, example, recipe, may_put_off=True)
+                prepared = prepare(model, joint, example, recipe, may_put_off=True, unplanned=unplanned)
                 return make_plan(model, example, make_planner(model, prepared, recipe), prepared, recipe)
         except CaptureError as error:
             return make_region_planner(model, example, recipe, error).plan(recipe)
@@ -232,8 +233,9 @@ def frontier(
     example = Sample.of(sample)
     with removed(model):
         try:
+            unplanned = traced_as_eager(model, example, recipe)
             with traced_for(model, example, recipe) as joint:
-                prepared = prepare(model, joint, example, recipe, may_put_off=True)
+                prepared = prepare(model, joint, example, recipe, may_put_off=True, unplanned=unplanned)
                 planner = make_planner(model, prepared, recipe)
                 points = frontier_recipes(recipe, prepared, fractions)
                 return _curve(points, lambda point: make_plan(model, example, planner, prepared, point), report)

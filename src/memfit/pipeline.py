@@ -18,7 +18,7 @@ from memfit.plan.problem import Problem
 from memfit.plan.select import selected_values
 from memfit.plan.solve import Planner, Solution
 from memfit.prepare import Prepared, with_compiled_costs
-from memfit.recipe import TECHNIQUES, Recipe, budget_bytes
+from memfit.recipe import LOWERING, Recipe, budget_bytes
 from memfit.units import format_bytes
 
 _MOST_CORRECTIONS = 3  # of what stretches take that are compiled for the plan
@@ -188,7 +188,7 @@ def _infeasible(
     planner: Planner, recipe: Recipe, limit: int, smallest: Solution, smallest_bytes: int
 ) -> InfeasibleBudget:
     share = smallest.expansion.extra_us / planner.problem.own_time_us
-    lowering = ", ".join(repr(each) for each in TECHNIQUES if each not in recipe.allow)
+    lowering = ", ".join(repr(each) for each in LOWERING if each not in recipe.allow)
     advice = f"give a bigger budget, a smaller batch, or allow more ({lowering})"
     if planner.floor_operation() < 0:  # a smaller batch does not help
         advice = "give a bigger budget, or an optimizer that keeps less"

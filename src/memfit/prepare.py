@@ -95,7 +95,23 @@ def traced_for(
     """Trace as a recipe wants it."""
     if STRETCH.technique in recipe.allow:
         _torch.warm_compiler()
-    return traced(model, sample, backward_from=recipe.backward_from, outputs=recipe.outputs, with_hooks=with_hooks)
+    return traced(
+        model,
+        sample,
+        backward_from=recipe.backward_from,
+        outputs=recipe.outputs,
+        with_hooks=with_hooks,
+        channels_last=recipe.channels_last,
+    )
+
+
+def traced_as_eager(model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool = True) -> "Traced | None":
+    """The step in the layout that the eager run has, to compare with; None if a recipe keeps to that."""
+    if not recipe.channels_last:
+        return None
+    plain = dataclasses.replace(recipe, allow=tuple(each for each in recipe.allow if each != "channels-last"))
+    with traced_for(model, sample, plain, with_hooks=with_hooks) as joint:
+        return Traced.of(joint)
 
 
 def planned_graph(joint: Joint, recipe: Recipe) -> Graph:
@@ -114,15 +130,17 @@ def prepare(
     timed: bool = True,
     known: Quiet | None = None,
     may_put_off: bool = False,
+    unplanned: "Traced | None" = None,
 ) -> Prepared:
     """Lower a traced call and measure what its operations cost.
 
-    `before` is the trace as it was, if `planned_graph` has been called since. `timed=False` estimates times, so that
+    `before` is the trace as it was, if `planned_graph` has been called since, `unplanned` what the eager run does, if
+    that is something else. `timed=False` estimates times, so that
     the step itself is not run. `known` is what is known of a call of other sizes. `may_put_off` is for callers that
     ask for `with_compiled_costs` before they believe a program.
     """
     start = time.monotonic()
-    plain = before or Traced.of(joint)
+    plain = unplanned or before or Traced.of(joint)
     if before is None:
         extend(joint, recipe.allow)
     memory = with_beside(step_optimizer_memory(recipe.optimizer, model, plain.graph, recipe.device), recipe)
@@ -147,10 +165,11 @@ def prepare(
         plain_costs = operator_costs(plain.graph, device, recipe.progress, quiet) if measured else {}
         sized_plain, plain_workspaces = _with_costs(plain.graph, plain_costs)
         plain_us = _step_us(plain, sized_plain, eager, model, sample, recipe, runs_here=runs_here)
-        step_us = _before_rewriting(plain.graph, plain_us, _own_us(sized, fresh_us, in_place_us))
+        own_us = _own_us(sized, fresh_us, in_place_us)
+        step_us = sum(plain_us.values()) if unplanned else _before_rewriting(plain.graph, plain_us, own_us)
     else:
         sized_plain, plain_workspaces = sized, workspaces
-    unplanned = simulate(
+    unplanned_step = simulate(
         sized_plain,
         identity_program(sized_plain),
         workspace_bytes=plain_workspaces,
@@ -170,7 +189,7 @@ def prepare(
         eager_workspace_bytes=tuple(plain_workspaces),
         optimizer=memory,
         granularity_bytes=granularity,
-        unplanned_peak_bytes=unplanned.peak_bytes,
+        unplanned_peak_bytes=unplanned_step.peak_bytes,
         unplanned_step_us=step_us,
         times_measured=runs_here,
         rewrites=_rewrites(plain.graph, graph),

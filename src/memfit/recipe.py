@@ -22,10 +22,14 @@ TECHNIQUES = {
     "chunk": "linear and cross-entropy in chunks: rounds differently, as closely",
     "offload": "kept activations in the next memory tier, host memory for a GPU, a file in TMPDIR for a CPU: exact",
     "inductor": "neighbouring operators compiled as one kernel, which values are made again inside: rounds differently",
+    "channels-last": "images laid out as convolutions are fastest: rounds differently",
     "16-bit": "kept activations in 16 bits: lossy",
     "8-bit": "kept activations in 8 bits: lossy",
     "4-bit": "kept activations in 4 bits: lossy",
 }
+
+
+LOWERING = tuple(name for name in TECHNIQUES if name != "channels-last")  # those that can lower a peak
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +53,11 @@ class Recipe:
     @property
     def is_unplanned(self) -> bool:
         return self.budget is None and not self.recompute and not self.rewrites
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether convolutions may read images with their channels last, see `capture/layout.py`."""
+        return "channels-last" in self.allow
 
     @property
     def rewrites(self) -> tuple[str, ...]:
@@ -77,7 +86,7 @@ def with_kernels(allow: tuple[str, ...], kernels: str) -> tuple[str, ...]:
     if kernels not in KERNELS:
         near = suggestion(kernels, KERNELS)
         raise InvalidInput(f"kernels are {' or '.join(map(repr, KERNELS))}, {kernels!r} was given{near}")
-    return allow if kernels == "eager" else tuple(dict.fromkeys((*allow, kernels)))
+    return allow if kernels == "eager" else tuple(dict.fromkeys((*allow, kernels, "channels-last")))
 
 
 def check_budget(budget: Budget) -> None:

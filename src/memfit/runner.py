@@ -10,6 +10,7 @@ Note [Other shapes]
 import dataclasses
 import logging
 import warnings
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -32,6 +33,7 @@ from memfit.prepare import (
     planned_graph,
     prepare,
     step_optimizer_memory,
+    traced_as_eager,
     traced_for,
     with_beside,
 )
@@ -51,26 +53,30 @@ class Runner:
     only_the_plan: bool = False  # refuse a call that the plan is not for
     others: list[Plan] = dataclasses.field(default_factory=list)  # made for calls of other shapes
     searches: int = 0
+    place: Path | None = None  # of the plan that is remembered
     quiet: Quiet | None = None  # what is known of the operations of the first call
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
         example = Sample(args, kwargs)
+        is_first = self.plan is None and not self.recipe.is_unplanned
+        remembered = self._remembered(model, example) if is_first and self.recipe.remember else None
+        if remembered is not None:
+            return remembered
+        unplanned = traced_as_eager(model, example, self.recipe, with_hooks=False) if is_first else None
         with traced_for(model, example, self.recipe, with_hooks=False) as joint:
             check_equal_to_eager(type(model).__name__, joint)
             if self.recipe.is_unplanned:
                 return CompiledCall(joint, lower(joint))
-            return self._planned(model, joint, example)
+            return self._planned(model, joint, example, unplanned)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Runner":
         return self  # what it holds does not change with the copy
 
-    def _planned(self, model: nn.Module, joint: Joint, example: Sample) -> CompiledCall:
-        before = Traced.of(joint)
-        if self.plan is None and self.recipe.remember:
-            return self._remembered(model, joint, before, example)
+    def _planned(self, model: nn.Module, joint: Joint, example: Sample, unplanned: Traced | None) -> CompiledCall:
         if self.plan is None:
-            prepared = prepare(model, joint, example, self.recipe, may_put_off=True)
+            prepared = prepare(model, joint, example, self.recipe, may_put_off=True, unplanned=unplanned)
             return self._searched(model, joint, prepared, example)
+        before = Traced.of(joint)
         graph = planned_graph(joint, self.recipe)
         if graph.digest() == self.plan.program.graph_digest:
             check_program(graph, self.plan.program)
@@ -84,23 +90,20 @@ class Runner:
                 return CompiledCall(joint, prepared.graph, program)
         return self._searched(model, joint, prepared, example)
 
-    def _remembered(self, model: nn.Module, joint: Joint, before: Traced, example: Sample) -> CompiledCall:
-        """By the plan of an earlier run, or by one that is kept for later ones."""
+    def _remembered(self, model: nn.Module, example: Sample) -> CompiledCall | None:
+        """By the plan of an earlier run; None if there is none."""
         recipe = self.recipe
-        graph = planned_graph(joint, recipe)
-        memory = with_beside(step_optimizer_memory(recipe.optimizer, model, before.graph, recipe.device), recipe)
-        place = place_of(recipe, model, example, graph, memory)
-        plan = find_plan(place, graph)
-        if plan is not None and can_run_as_planned(graph, plan.program):
+        with traced_for(model, example, recipe, with_hooks=False) as joint:
+            memory = with_beside(step_optimizer_memory(recipe.optimizer, model, lower(joint), recipe.device), recipe)
+            graph = planned_graph(joint, recipe)
+            self.place = place_of(recipe, model, example, graph, memory)
+            plan = find_plan(self.place, graph)
+            if plan is None or not can_run_as_planned(graph, plan.program):
+                return None
+            check_equal_to_eager(type(model).__name__, joint)
             log.info("the plan of an earlier run is taken, with a peak of %s", format_bytes(plan.peak_bytes))
             self._begin(plan)
             return CompiledCall(joint, graph, plan.program)
-        prepared = prepare(model, joint, example, recipe, before=before, may_put_off=True)
-        call = self._searched(model, joint, prepared, example)
-        assert self.plan is not None
-        if can_run_as_planned(graph, self.plan.program):
-            keep_plan(place, self.plan)
-        return call
 
     def _begin(self, plan: Plan) -> None:
         """The plan of the first call; later ones keep to its budget."""
@@ -113,6 +116,8 @@ class Runner:
         self.quiet = self.quiet or prepared.quiet
         if self.plan is None:
             self._begin(made)
+            if self.place is not None and can_run_as_planned(prepared.graph, made.program):
+                keep_plan(self.place, made)
         else:
             self.others.append(made)
         return CompiledCall(joint, prepared.graph, made.program)

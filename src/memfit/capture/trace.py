@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from memfit import _torch
 from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.diagnose import explain
+from memfit.capture.layout import ChannelsLast
 from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
 from memfit.capture.record import ModuleStack, Recorder
 from memfit.capture.sample import Sample, check_sample
@@ -61,12 +62,13 @@ def traced(
     backward_from: str = "auto",
     with_hooks: bool = True,
     outputs: str = "all",
+    channels_last: bool = False,
 ) -> Iterator[Joint]:
     """Trace one forward and backward pass of `model` on `sample`; nothing is computed.
 
     `outputs="loss"` returns `None` in the place of every output the backward pass does not start from.
     `with_hooks=False` leaves out the hooks of the model itself (not of its parts), for a trace that
-    will run inside them.
+    will run inside them. `channels_last` lays out images as convolutions want them, see `layout.py`.
     """
     check_sample(model, sample)
     if outputs not in ("all", "loss"):
@@ -75,7 +77,7 @@ def traced(
         start = time.monotonic()
         snapshot = Snapshot(model)
         stack.callback(snapshot.restore)
-        subject = _Subject(model, snapshot, backward_from, with_hooks, outputs)
+        subject = _Subject(model, snapshot, backward_from, with_hooks, outputs, channels_last)
         joint = _export(stack, subject, _as_fake_as(model, sample))
         snapshot.restore()  # torch puts back what it traced with by name, which forgets parts that have two
         yield dataclasses.replace(joint, seconds=time.monotonic() - start)
@@ -128,7 +130,13 @@ class _Subject(nn.Module):
     """The module as it is traced: flat outputs, recorded calls, one backward start."""
 
     def __init__(
-        self, model: nn.Module, snapshot: "Snapshot", backward_from: str, with_hooks: bool, outputs: str
+        self,
+        model: nn.Module,
+        snapshot: "Snapshot",
+        backward_from: str,
+        with_hooks: bool,
+        outputs: str,
+        channels_last: bool,
     ) -> None:
         super().__init__()
         self.model = model
@@ -137,6 +145,7 @@ class _Subject(nn.Module):
         self.module_stack = ModuleStack(model)
         self._backward_from = backward_from
         self._outputs = outputs
+        self._channels_last = channels_last
         self.caches_casts = torch.is_autocast_cache_enabled()  # asked here: a trace switches it off
         self.autocast = autocast_state()
         self.template: OutputTemplate | None = None
@@ -150,7 +159,7 @@ class _Subject(nn.Module):
         recorder = Recorder(self.module_stack)
         with self.module_stack.following(), _torch.eager_dispatch(), recorder:
             buffers = _buffers_by_place(self.model)
-            with autocast(self.autocast):
+            with autocast(self.autocast), ChannelsLast() if self._channels_last else contextlib.nullcontext():
                 output = (self.model if self._with_hooks else self.model.forward)(*args, **kwargs)
             _keep_buffers(self.model, buffers)
         self.changed_attributes = self._snapshot.changes()

@@ -72,5 +72,6 @@ def _family(graph: fx.Graph) -> tuple[object, ...]:
 
 
 def _look(value: torch.Tensor) -> tuple[object, ...]:
-    order = sorted(range(value.dim()), key=lambda place: -value.stride(place))
+    strides = value.stride()
+    order = sorted(range(value.dim()), key=lambda place: -strides[place])
     return value.dtype, str(value.device), tuple(order)

@@ -27,7 +27,7 @@ from memfit.plan.regions import Choice, Option, Stretch, choose, smallest, whole
 from memfit.plan.simulate import simulate
 from memfit.plan.solve import Solution
 from memfit.prepare import Prepared
-from memfit.recipe import TECHNIQUES, Recipe, budget_bytes
+from memfit.recipe import LOWERING, Recipe, budget_bytes
 from memfit.regions.find import Kind, Region, Regions, find_regions, region_recipe, regions_digest
 from memfit.regions.whole import EagerStep, eager_footprint, eager_step, region_footprint, stretches_of
 from memfit.units import format_bytes
@@ -116,7 +116,7 @@ class RegionPlanner:
 
     def _infeasible(self, limit: int, lowest: Choice, recipe: Recipe) -> InfeasibleBudget:
         lowest_bytes = self._peak_bytes(lowest)
-        lowering = ", ".join(repr(each) for each in TECHNIQUES if each not in recipe.allow)
+        lowering = ", ".join(repr(each) for each in LOWERING if each not in recipe.allow)
         return InfeasibleBudget(
             f"no plan of {format_bytes(limit)} was found: the smallest with {len(self._regions)} regions needs "
             f"{format_bytes(lowest_bytes)} ({self._extra_us(lowest) / self._eager.step_us:+.0%} time), and what is "

@@ -24,7 +24,7 @@ from memfit.errors import InfeasibleBudget, InvalidInput
 from memfit.execute.attach import check_unplanned
 from memfit.plan.expand import program_of
 from memfit.plan.solve import Solution
-from memfit.recipe import TECHNIQUES, budget_bytes
+from memfit.recipe import LOWERING, budget_bytes
 from memfit.step.batches import Split, row_count
 from memfit.step.captured_loss import with_loss
 from memfit.step.captures import Captures
@@ -217,7 +217,7 @@ class _Search:
         if "micro_batches" not in wishes.fixed:
             lowering.append("a batch of fewer samples")
         allowed = (*wishes.recipe.allow, *wishes.allow)
-        lowering += [f"allow=({each!r},)" for each in (*TECHNIQUES, *AUTOCASTS) if each not in allowed]
+        lowering += [f"allow=({each!r},)" for each in (*LOWERING, *AUTOCASTS) if each not in allowed]
         return InfeasibleBudget(
             f"no way to run this step within {format_bytes(self._ledger.limit)} was found: the smallest that was needs "
             f"{format_bytes(smallest_bytes)} ({words}); give a bigger budget, or what lowers it: {', '.join(lowering)}",

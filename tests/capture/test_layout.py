@@ -1,0 +1,112 @@
+"""Images whose channels lie last: where they are copied, and what comes of it."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+
+import memfit
+from memfit.capture.layout import ChannelsLast
+from memfit.capture.lower import lower
+from memfit.capture.sample import Sample
+from memfit.capture.trace import traced
+from memfit.measure.peak import measure_peak
+from memfit.prepare import traced_as_eager
+from memfit.recipe import Recipe, with_kernels
+
+aten = torch.ops.aten
+ALLOW = ("recompute", "lean", "channels-last")
+
+
+class Images(nn.Module):
+    """Convolutions with normalisation, a branch that is joined again, and a linear head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(16)
+        self.second = nn.Conv2d(16, 16, 3, padding=1)
+        self.up = nn.ConvTranspose2d(32, 8, 2, stride=2)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        inner = torch.relu(self.norm(self.first(images)))
+        both = torch.cat([inner, self.second(inner)], 1)
+        return self.head(self.up(nn.functional.max_pool2d(both, 2)).mean((2, 3))).square().mean()
+
+
+def batch() -> torch.Tensor:
+    return torch.randn(4, 3, 24, 24, generator=torch.Generator().manual_seed(0))
+
+
+def joint_graph(images: torch.Tensor, *, channels_last: bool) -> fx.Graph:
+    with traced(Images(), Sample.of(images), channels_last=channels_last) as joint:
+        return joint.graph_module.graph
+
+
+def copies(graph: fx.Graph) -> list[fx.Node]:
+    return [node for node in graph.nodes if node.target is aten.clone.default]
+
+
+def test_one_copy_is_made_and_all_convolutions_read_channels_last() -> None:
+    graph = joint_graph(batch(), channels_last=True)
+    assert len(copies(graph)) == 1
+    convolutions = [node for node in graph.nodes if node.target is aten.convolution.default]
+    assert len(convolutions) == 3
+    for node in convolutions:
+        assert node.args[0].meta["val"].is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("images", "channels_last"), [(batch(), False), (batch().to(memory_format=torch.channels_last), True)]
+)
+def test_none_is_made_where_nobody_asks_or_the_batch_lies_so(images: torch.Tensor, channels_last: bool) -> None:
+    assert not copies(joint_graph(images, channels_last=channels_last))
+
+
+@pytest.mark.parametrize("call", [lambda x, w: torch.conv2d(input=x, weight=w), lambda x, w: torch.conv2d(x[0], w)])
+def test_named_arguments_and_images_without_a_batch_are_taken(call: Any) -> None:
+    images, weight = batch(), torch.randn(5, 3, 3, 3)
+    with ChannelsLast():
+        found = call(images, weight)
+    torch.testing.assert_close(found, call(images, weight))
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_plan_computes_what_the_eager_run_does_within_its_budget() -> None:
+    torch.manual_seed(0)
+    model, images = Images(), batch()
+    eager = copy.deepcopy(model)
+    plan = memfit.plan(model, images, budget="smallest", allow=ALLOW, time_limit=1)
+    memfit.apply(memfit.Plan.from_json(plan.to_json()), model, images)
+    peak = measure_peak(lambda: model(images).backward(), resident=[model, images])
+    assert peak.peak_bytes == pytest.approx(plan.peak_bytes, rel=0.01)
+    eager(images).backward()
+    for one, other in zip(model.parameters(), eager.parameters(), strict=True):
+        assert one.grad is not None
+        assert one.grad.stride() == one.stride()
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
+    for one, other in zip(model.buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(one, other)
+    assert memfit.check(Images(), plan, images, tolerance=1e-4).passed
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_what_it_is_compared_with_is_the_eager_run() -> None:
+    model, images = Images(), batch()
+    plain = memfit.plan(model, images, budget=10**9, time_limit=1)
+    laid_out = memfit.plan(model, images, budget=10**9, allow=ALLOW, time_limit=1)
+    assert laid_out.unplanned_peak_bytes == plain.unplanned_peak_bytes
+    assert laid_out.step_us == pytest.approx(plain.step_us, rel=0.5)
+    traced_eager = traced_as_eager(model, Sample.of(images), Recipe(budget=1, allow=ALLOW))
+    assert traced_eager is not None
+    with traced(model, Sample.of(images)) as joint:
+        assert traced_eager.graph.digest() == lower(joint).digest()
+    assert traced_as_eager(model, Sample.of(images), Recipe(budget=1)) is None
+
+
+def test_compiled_kernels_come_with_it() -> None:
+    assert with_kernels(("recompute",), "inductor") == ("recompute", "inductor", "channels-last")
+    assert with_kernels(("recompute",), "eager") == ("recompute",)
