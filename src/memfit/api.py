@@ -10,6 +10,7 @@ from memfit.describe import model_digest
 from memfit.errors import CaptureError, InfeasibleBudget, InvalidFile, InvalidInput, InvalidModel
 from memfit.estimate import Estimate
 from memfit.execute.attach import attach, planned_forward, remove, removed
+from memfit.layout import with_layout
 from memfit.measure.devices import find_device
 from memfit.measure.optimizer import OptimizerLike, check_optimizer
 from memfit.measure.probe import Progress
@@ -18,8 +19,8 @@ from memfit.plan.frontier import Frontier
 from memfit.plan.plan import Plan
 from memfit.plan.select import Selection
 from memfit.plan.solve import Report
-from memfit.prepare import prepare, traced_as_eager, traced_for
-from memfit.recipe import EXACT, Budget, Recipe, check_fractions, with_kernels
+from memfit.prepare import prepare, traced_for
+from memfit.recipe import EXACT, Budget, Recipe, check_fractions, with_kernels, without_channels_last
 from memfit.regions.planner import make_region_planner
 from memfit.regions.run import RegionRunner, apply_regions, plan_in_regions
 from memfit.runner import Runner
@@ -108,11 +109,12 @@ def plan(
     example = Sample.of(sample)
     with removed(model):
         try:
-            unplanned = traced_as_eager(model, example, recipe)
+            recipe, unplanned = with_layout(model, example, recipe)
             with traced_for(model, example, recipe) as joint:
                 prepared = prepare(model, joint, example, recipe, may_put_off=True, unplanned=unplanned)
                 return make_plan(model, example, make_planner(model, prepared, recipe), prepared, recipe)
         except CaptureError as error:
+            recipe = without_channels_last(recipe)
             return make_region_planner(model, example, recipe, error).plan(recipe)
 
 
@@ -182,6 +184,7 @@ def fit_by(recipe: Recipe, model: nn.Module, example: Sample) -> nn.Module:
     try:
         return _attached(model, Runner(recipe=recipe), example)
     except CaptureError as error:
+        recipe = without_channels_last(recipe)
         with removed(model):
             plan = make_region_planner(model, example, recipe, error).plan(recipe)
         return apply_regions(plan, model, example)
@@ -233,13 +236,14 @@ def frontier(
     example = Sample.of(sample)
     with removed(model):
         try:
-            unplanned = traced_as_eager(model, example, recipe)
+            recipe, unplanned = with_layout(model, example, recipe)
             with traced_for(model, example, recipe) as joint:
                 prepared = prepare(model, joint, example, recipe, may_put_off=True, unplanned=unplanned)
                 planner = make_planner(model, prepared, recipe)
                 points = frontier_recipes(recipe, prepared, fractions)
                 return _curve(points, lambda point: make_plan(model, example, planner, prepared, point), report)
         except CaptureError as error:
+            recipe = without_channels_last(recipe)
             regions = make_region_planner(model, example, recipe, error)
             return _curve(frontier_recipes(recipe, regions, fractions), regions.plan, report)
 

@@ -33,7 +33,7 @@ from memfit.plan.captured import CapturedStep
 from memfit.plan.identity import identity_program
 from memfit.plan.problem import Costs, handed_out_together
 from memfit.plan.simulate import simulate
-from memfit.recipe import Recipe
+from memfit.recipe import Recipe, without_channels_last
 
 _FEW_GONE = 20  # operations that are run alone rather than in a step
 _PLAIN_STEPS_S = 2.0  # for steps as they are before the graph is rewritten
@@ -109,8 +109,7 @@ def traced_as_eager(model: nn.Module, sample: Sample, recipe: Recipe, *, with_ho
     """The step in the layout that the eager run has, to compare with; None if a recipe keeps to that."""
     if not recipe.channels_last:
         return None
-    plain = dataclasses.replace(recipe, allow=tuple(each for each in recipe.allow if each != "channels-last"))
-    with traced_for(model, sample, plain, with_hooks=with_hooks) as joint:
+    with traced_for(model, sample, without_channels_last(recipe), with_hooks=with_hooks) as joint:
         return Traced.of(joint)
 
 

@@ -69,6 +69,11 @@ class Recipe:
         check_budget(self.budget)
 
 
+def without_channels_last(recipe: Recipe) -> Recipe:
+    """The same in the layout that the model has."""
+    return dataclasses.replace(recipe, allow=tuple(each for each in recipe.allow if each != "channels-last"))
+
+
 def check_techniques(names: Sequence[str]) -> None:
     """Refuse a technique that does not exist, and say what the others mean."""
     unknown = [each for each in names if each not in TECHNIQUES]

@@ -57,17 +57,13 @@ def place_of(recipe: Recipe, model: nn.Module, sample: Sample, graph: Graph, opt
     return cache_folder() / "plans" / f"{type(model).__name__}-{digest}.json"
 
 
-def find_plan(path: Path, graph: Graph) -> Plan | None:
-    """The plan that was kept for a graph; None if there is none that can be read."""
+def find_plan(path: Path) -> Plan | None:
+    """The plan that was kept there; None if there is none that can be read."""
     try:
-        if not path.exists():
-            return None
-        plan = Plan.load(path)
-        check_program(graph, plan.program)
+        return Plan.load(path) if path.exists() else None
     except (InvalidFile, OSError) as error:
         log.warning("the plan that was remembered in %s is damaged (%s); planning again", path, first_line(error))
         return None
-    return plan
 
 
 def keep_plan(path: Path, plan: Plan) -> None:
@@ -84,7 +80,12 @@ def keep_plan(path: Path, plan: Plan) -> None:
 
 
 def can_run_as_planned(graph: Graph, program: Program) -> bool:
-    """Whether all stretches that a program runs can be compiled here: others take more memory than was counted."""
+    """Whether a program is for a graph, and all its stretches can be compiled: others take more than was counted."""
+    try:
+        check_program(graph, program)
+    except InvalidFile as error:
+        log.warning("the plan that was remembered is not for this model (%s); planning again", first_line(error))
+        return False
     forms = []
     for run in (*program.forward, *program.backward):
         if isinstance(run, Compute):

@@ -21,7 +21,8 @@ from memfit.capture.trace import Joint
 from memfit.describe import describe_sample
 from memfit.errors import CaptureError, InvalidFile
 from memfit.execute.compiled import CompiledCall
-from memfit.ir import Program
+from memfit.ir import Graph, Program
+from memfit.layout import with_layout
 from memfit.measure.allocations import Quiet
 from memfit.pipeline import make_plan, make_planner
 from memfit.plan.expand import program_of
@@ -33,7 +34,6 @@ from memfit.prepare import (
     planned_graph,
     prepare,
     step_optimizer_memory,
-    traced_as_eager,
     traced_for,
     with_beside,
 )
@@ -62,7 +62,9 @@ class Runner:
         remembered = self._remembered(model, example) if is_first and self.recipe.remember else None
         if remembered is not None:
             return remembered
-        unplanned = traced_as_eager(model, example, self.recipe, with_hooks=False) if is_first else None
+        unplanned: Traced | None = None
+        if is_first:
+            self.recipe, unplanned = with_layout(model, example, self.recipe, with_hooks=False)
         with traced_for(model, example, self.recipe, with_hooks=False) as joint:
             check_equal_to_eager(type(model).__name__, joint)
             if self.recipe.is_unplanned:
@@ -97,13 +99,23 @@ class Runner:
             memory = with_beside(step_optimizer_memory(recipe.optimizer, model, lower(joint), recipe.device), recipe)
             graph = planned_graph(joint, recipe)
             self.place = place_of(recipe, model, example, graph, memory)
-            plan = find_plan(self.place, graph)
-            if plan is None or not can_run_as_planned(graph, plan.program):
+            plan = find_plan(self.place)
+            if plan is None:
                 return None
-            check_equal_to_eager(type(model).__name__, joint)
-            log.info("the plan of an earlier run is taken, with a peak of %s", format_bytes(plan.peak_bytes))
-            self._begin(plan)
-            return CompiledCall(joint, graph, plan.program)
+            if plan.allow == recipe.allow:
+                return self._taken(plan, model, joint, graph)
+        self.recipe = dataclasses.replace(recipe, allow=plan.allow)  # in another layout than was asked for
+        with traced_for(model, example, self.recipe, with_hooks=False) as joint:
+            return self._taken(plan, model, joint, planned_graph(joint, self.recipe))
+
+    def _taken(self, plan: Plan, model: nn.Module, joint: Joint, graph: Graph) -> CompiledCall | None:
+        """By a plan of an earlier run, unless it cannot be run here as it was planned."""
+        if not can_run_as_planned(graph, plan.program):
+            return None
+        check_equal_to_eager(type(model).__name__, joint)
+        log.info("the plan of an earlier run is taken, with a peak of %s", format_bytes(plan.peak_bytes))
+        self._begin(plan)
+        return CompiledCall(joint, graph, plan.program)
 
     def _begin(self, plan: Plan) -> None:
         """The plan of the first call; later ones keep to its budget."""

@@ -1,6 +1,7 @@
 """Images whose channels lie last: where they are copied, and what comes of it."""
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import fx, nn
 
 import memfit
+from memfit import layout
 from memfit.capture.layout import ChannelsLast
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
@@ -74,7 +76,13 @@ def test_named_arguments_and_images_without_a_batch_are_taken(call: Any) -> None
     torch.testing.assert_close(found, call(images, weight))
 
 
-@pytest.mark.usefixtures("one_thread")
+@pytest.fixture
+def _faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels last are worth it, whatever small steps say."""
+    monkeypatch.setattr(layout, "_WORTH_IT", 100.0)
+
+
+@pytest.mark.usefixtures("one_thread", "_faster")
 def test_a_plan_computes_what_the_eager_run_does_within_its_budget() -> None:
     torch.manual_seed(0)
     model, images = Images(), batch()
@@ -93,7 +101,7 @@ def test_a_plan_computes_what_the_eager_run_does_within_its_budget() -> None:
     assert memfit.check(Images(), plan, images, tolerance=1e-4).passed
 
 
-@pytest.mark.usefixtures("one_thread")
+@pytest.mark.usefixtures("one_thread", "_faster")
 def test_what_it_is_compared_with_is_the_eager_run() -> None:
     model, images = Images(), batch()
     plain = memfit.plan(model, images, budget=10**9, time_limit=1)
@@ -105,6 +113,35 @@ def test_what_it_is_compared_with_is_the_eager_run() -> None:
     with traced(model, Sample.of(images)) as joint:
         assert traced_eager.graph.digest() == lower(joint).digest()
     assert traced_as_eager(model, Sample.of(images), Recipe(budget=1)) is None
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("worth_it", "chosen"), [(100.0, True), (0.0, False)])
+def test_it_is_chosen_where_steps_are_faster_and_nothing_remains(
+    worth_it: float, chosen: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(layout, "_WORTH_IT", worth_it)
+    monkeypatch.setenv("MEMFIT_CACHE_DIR", str(tmp_path))
+    model, images = Images(), batch()
+    before = [*(each.clone() for each in model.state_dict().values()), torch.get_rng_state()]
+    for _ in range(2):  # the second is remembered
+        memfit.fit(model, images, "smallest", allow=ALLOW, time_limit=1, remember=True)
+        plan = memfit.plan_of(model)
+        assert plan is not None
+        assert ("channels-last" in plan.allow) is chosen
+        after = [*model.state_dict().values(), torch.get_rng_state()]
+        assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+        assert all(parameter.grad is None for parameter in model.parameters())
+        memfit.remove(model)
+    assert len(list((tmp_path / "plans").iterdir())) == 1
+
+
+def test_models_without_convolutions_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(layout, "step")
+    recipe = Recipe(budget=1, allow=ALLOW)
+    found, unplanned = layout.with_layout(nn.Linear(2, 2), Sample.of(torch.randn(2, 2)), recipe)
+    assert found.allow == ("recompute", "lean")
+    assert unplanned is None
 
 
 def test_compiled_kernels_come_with_it() -> None:

@@ -1,0 +1,70 @@
+"""Whether images are laid out with their channels last: where convolutions are seen to be faster so.
+
+Note [Seen in steps]
+    What a layout is worth depends on sizes, on the library of convolutions and on the processor, and not on single
+    operators alone: gradients of weights are copied into the layout of the weights. So a few real steps are run each
+    way, in turns, with the model's own operators. They leave nothing behind.
+"""
+
+import contextlib
+import logging
+import time
+
+import torch
+from torch import nn
+
+from memfit.capture.layout import ChannelsLast
+from memfit.capture.rehearse import nothing_remains, step
+from memfit.capture.sample import Sample
+from memfit.describe import device_of, is_fake
+from memfit.ir import OptimizerMemory
+from memfit.prepare import Traced, could_run_here, traced_as_eager
+from memfit.recipe import Recipe, without_channels_last
+
+log = logging.getLogger(__name__)
+
+_WORTH_IT = 0.95  # of the time; below that the copies at both ends may take it back
+_PAIRS, _SECONDS = 3, 3.0
+
+
+def with_layout(
+    model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool = True
+) -> tuple[Recipe, Traced | None]:
+    """A recipe with the layout that is faster here, and the step as the eager run has it, if that is another one."""
+    if not recipe.channels_last:
+        return recipe, None
+    plain = without_channels_last(recipe)
+    if recipe.device is not None or is_fake(model, sample) or not _has_convolutions(model):
+        return plain, None
+    unplanned = traced_as_eager(model, sample, recipe, with_hooks=with_hooks)
+    assert unplanned is not None
+    if not could_run_here(unplanned.graph, OptimizerMemory()) or not _is_worth_it(model, sample, recipe):
+        return plain, None
+    return recipe, unplanned
+
+
+def _has_convolutions(model: nn.Module) -> bool:
+    return any(isinstance(each, nn.Conv2d | nn.ConvTranspose2d) for each in model.modules())
+
+
+def _is_worth_it(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:
+    """See Note [Seen in steps]."""
+    own_s: list[float] = []
+    laid_out_s: list[float] = []
+    with nothing_remains(model, sample):
+        start = time.monotonic()
+        while len(own_s) < 2 or (len(own_s) <= _PAIRS and time.monotonic() - start < _SECONDS):
+            own_s.append(_seconds(model, sample, recipe, channels_last=False))
+            laid_out_s.append(_seconds(model, sample, recipe, channels_last=True))
+    ratio = min(laid_out_s[1:]) / min(own_s[1:])  # the first of each warm up
+    log.info("with channels last a step takes %.2f of the time", ratio)
+    return ratio < _WORTH_IT
+
+
+def _seconds(model: nn.Module, sample: Sample, recipe: Recipe, *, channels_last: bool) -> float:
+    start = time.perf_counter()
+    with ChannelsLast() if channels_last else contextlib.nullcontext():
+        step(model, sample, seed=0, backward_from=recipe.backward_from)
+    if device_of(model).startswith("cuda"):
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
