@@ -83,8 +83,10 @@ def _check_equal(eager: nn.Module, other: nn.Module, batch: torch.Tensor) -> Non
     for model in (eager, other):
         for _ in range(20):  # both are warm afterwards
             _seconds(model, batch)
-    pairs = zip(eager.parameters(), other.parameters(), strict=True)
-    assert all(torch.equal(one.grad, two.grad) for one, two in pairs if one.grad is not None and two.grad is not None)
+    for one, two in zip(eager.parameters(), other.parameters(), strict=True):
+        assert one.grad is not None
+        assert two.grad is not None
+        assert torch.equal(one.grad, two.grad)
 
 
 def _seconds(model: nn.Module, batch: torch.Tensor) -> float:

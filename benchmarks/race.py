@@ -3,6 +3,7 @@
     python -m benchmarks.race                       # all nine cases; hours, goes on where it stood
     python -m benchmarks.race --cases resnet gpt    # those whose name contains one of the words
     python -m benchmarks.race --quick               # fewer settings each
+    python -m benchmarks.race --markdown            # the table of docs/kernels.md from what there is
 
 Measured as `benchmarks.frontier` does: every runner in a process of its own, with the same settings of malloc, steps
 interleaved with eager ones. Then two questions are answered for each case: at every peak that torch.compile's budget
@@ -23,6 +24,7 @@ from benchmarks.frontier_record import CHECKPOINT, COMPILED, EAGER, INDUCTOR, ME
 from benchmarks.frontier_tables import peer_table
 from benchmarks.frontier_verdict import PEAK_TOLERANCE, Check, best_peer
 from benchmarks.models import frontier_cases, small_cases
+from benchmarks.race_markdown import race_markdown
 from memfit.units import format_bytes
 
 RESULTS = Path(__file__).parent / "results" / "race.json"
@@ -36,6 +38,9 @@ def main() -> None:
     limits = Limits(quick=options.quick, plan_s=options.time_limit, setting_s=options.setting_limit)
     console = Console(width=None if sys.stdout.isatty() else 160)
     benchmark = Benchmark(options=options, limits=limits, console=console, records=load(options.results))
+    if options.markdown:
+        print(race_markdown(benchmark.records.values()))
+        return
     cases = [str(case) for case in (small_cases() if options.small else frontier_cases())]
     wanted = [
         name for name in cases if not options.cases or any(word.lower() in name.lower() for word in options.cases)
@@ -159,6 +164,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer settings each")
     parser.add_argument("--fresh", action="store_true", help="measure again what is in the results already")
     parser.add_argument("--small", action="store_true", help="small models, to try out the benchmark itself")
+    parser.add_argument("--markdown", action="store_true", help="measure nothing, print a table of what there is")
     parser.add_argument("--time-limit", type=float, default=6.0, help="seconds a search (%(default)s)")
     parser.add_argument("--setting-limit", type=float, default=Limits.setting_s, help="seconds a peer's setting")
     parser.add_argument("--results", type=Path, default=RESULTS, help="JSON file to go on with (%(default)s)")

@@ -109,13 +109,22 @@ def plan(
     example = Sample.of(sample)
     with removed(model):
         try:
-            recipe, unplanned = with_layout(model, example, recipe)
-            with traced_for(model, example, recipe) as joint:
-                prepared = prepare(model, joint, example, recipe, may_put_off=True, unplanned=unplanned)
-                return make_plan(model, example, make_planner(model, prepared, recipe), prepared, recipe)
+            return _plan_whole(model, example, recipe)
         except CaptureError as error:
             recipe = without_channels_last(recipe)
             return make_region_planner(model, example, recipe, error).plan(recipe)
+
+
+def _plan_whole(model: nn.Module, example: Sample, recipe: Recipe) -> Plan:
+    chosen, unplanned = with_layout(model, example, recipe)
+    try:
+        with traced_for(model, example, chosen) as joint:
+            prepared = prepare(model, joint, example, chosen, may_put_off=True, unplanned=unplanned)
+            return make_plan(model, example, make_planner(model, prepared, chosen), prepared, chosen)
+    except InfeasibleBudget:
+        if not chosen.channels_last:
+            raise
+    return _plan_whole(model, example, without_channels_last(recipe))  # which may go lower
 
 
 def apply(plan: Plan, model: nn.Module, sample: Any = None) -> nn.Module:

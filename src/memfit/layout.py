@@ -9,21 +9,24 @@ Note [Seen in steps]
 import contextlib
 import logging
 import time
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from memfit.capture.layout import ChannelsLast
 from memfit.capture.rehearse import nothing_remains, step
 from memfit.capture.sample import Sample
 from memfit.describe import device_of, is_fake
+from memfit.errors import first_line
 from memfit.ir import OptimizerMemory
 from memfit.prepare import Traced, could_run_here, traced_as_eager
 from memfit.recipe import Recipe, without_channels_last
 
 log = logging.getLogger(__name__)
 
-_WORTH_IT = 0.95  # of the time; below that the copies at both ends may take it back
+_WORTH_IT = 0.95  # of the time; above that the copies at both ends may take it back
 _PAIRS, _SECONDS = 3, 3.0
 
 
@@ -31,10 +34,8 @@ def with_layout(
     model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool = True
 ) -> tuple[Recipe, Traced | None]:
     """A recipe with the layout that is faster here, and the step as the eager run has it, if that is another one."""
-    if not recipe.channels_last:
-        return recipe, None
     plain = without_channels_last(recipe)
-    if recipe.device is not None or is_fake(model, sample) or not _has_convolutions(model):
+    if not recipe.channels_last or not _can_be_tried(model, sample, recipe):
         return plain, None
     unplanned = traced_as_eager(model, sample, recipe, with_hooks=with_hooks)
     assert unplanned is not None
@@ -47,24 +48,47 @@ def _has_convolutions(model: nn.Module) -> bool:
     return any(isinstance(each, nn.Conv2d | nn.ConvTranspose2d) for each in model.modules())
 
 
+def _can_be_tried(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:
+    """Whether steps can be run that leave nothing behind, and speed is what is wished for."""
+    hooks = (model._forward_hooks, model._forward_pre_hooks, model._backward_hooks, model._backward_pre_hooks)
+    updated = any(getattr(each, "_post_accumulate_grad_hooks", None) for each in model.parameters())
+    is_real = recipe.device is None and not is_fake(model, sample)
+    return is_real and recipe.budget != "smallest" and _has_convolutions(model) and not any(hooks) and not updated
+
+
 def _is_worth_it(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:
     """See Note [Seen in steps]."""
     own_s: list[float] = []
     laid_out_s: list[float] = []
-    with nothing_remains(model, sample):
+    with nothing_remains(model, sample), torch.enable_grad():
         start = time.monotonic()
         while len(own_s) < 2 or (len(own_s) <= _PAIRS and time.monotonic() - start < _SECONDS):
             own_s.append(_seconds(model, sample, recipe, channels_last=False))
-            laid_out_s.append(_seconds(model, sample, recipe, channels_last=True))
+            try:
+                laid_out_s.append(_seconds(model, sample, recipe, channels_last=True))
+            except Exception as error:  # `view` on what lies otherwise than the model expects
+                log.info("channels last are not for this model: %s", first_line(error))
+                return False
     ratio = min(laid_out_s[1:]) / min(own_s[1:])  # the first of each warm up
     log.info("with channels last a step takes %.2f of the time", ratio)
     return ratio < _WORTH_IT
 
 
 def _seconds(model: nn.Module, sample: Sample, recipe: Recipe, *, channels_last: bool) -> float:
+    own = _own_copy(sample)
     start = time.perf_counter()
     with ChannelsLast() if channels_last else contextlib.nullcontext():
-        step(model, sample, seed=0, backward_from=recipe.backward_from)
+        step(model, own, seed=0, backward_from=recipe.backward_from)
     if device_of(model).startswith("cuda"):
         torch.cuda.synchronize()
     return time.perf_counter() - start
+
+
+def _own_copy(sample: Sample) -> Sample:
+    """Without the graph that led to it, and in memory of its own: a forward may write into what it is given."""
+    copied: Any = pytree.tree_map_only(
+        torch.Tensor,
+        lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad),
+        (sample.args, dict(sample.kwargs)),
+    )
+    return Sample(*copied)

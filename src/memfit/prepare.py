@@ -163,7 +163,8 @@ def prepare(
     if plain.is_rewritten_as(eager):
         plain_costs = operator_costs(plain.graph, device, recipe.progress, quiet) if measured else {}
         sized_plain, plain_workspaces = _with_costs(plain.graph, plain_costs)
-        plain_us = _step_us(plain, sized_plain, eager, model, sample, recipe, runs_here=runs_here)
+        rewritten = None if unplanned else eager
+        plain_us = _step_us(plain, sized_plain, rewritten, model, sample, recipe, runs_here=runs_here)
         own_us = _own_us(sized, fresh_us, in_place_us)
         step_us = sum(plain_us.values()) if unplanned else _before_rewriting(plain.graph, plain_us, own_us)
     else:
@@ -285,16 +286,25 @@ def _times(
 
 
 def _step_us(
-    plain: Traced, graph: Graph, rewritten: Graph, model: nn.Module, sample: Sample, recipe: Recipe, *, runs_here: bool
+    plain: Traced,
+    graph: Graph,
+    rewritten: Graph | None,
+    model: nn.Module,
+    sample: Sample,
+    recipe: Recipe,
+    *,
+    runs_here: bool,
 ) -> Mapping[str, float]:
     """Microseconds of the operations of a step before the graph is rewritten, by name.
 
-    Where a step takes seconds, only of those few that are not in the rewritten graph, each run alone.
+    Where a step takes seconds, only of those few that are not in the rewritten graph, each run alone; of all if none
+    was rewritten into another.
     """
     if not runs_here:
         return roofline_times(graph, recipe.device)
-    gone = {each.name for each in graph.operations} - {each.name for each in rewritten.operations}
-    if len(gone) > _FEW_GONE or not is_slow(graph, _PLAIN_STEPS_S):
+    kept = () if rewritten is None else rewritten.operations
+    gone = {each.name for each in graph.operations} - {each.name for each in kept}
+    if rewritten is None or len(gone) > _FEW_GONE or not is_slow(graph, _PLAIN_STEPS_S):
         return own_times(plain.module, graph, model, sample, steps=3, time_limit_s=_PLAIN_STEPS_S)
     signatures = {each.name: each.signature for each in graph.operations if each.name in gone and each.signature}
     costs = measured_costs(signatures.values(), device=device_of(model), timed=True)

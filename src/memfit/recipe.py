@@ -57,7 +57,7 @@ class Recipe:
     @property
     def channels_last(self) -> bool:
         """Whether convolutions may read images with their channels last, see `capture/layout.py`."""
-        return "channels-last" in self.allow
+        return "channels-last" in self.allow and not self.is_unplanned
 
     @property
     def rewrites(self) -> tuple[str, ...]:

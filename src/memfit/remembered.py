@@ -2,8 +2,8 @@
 
 Note [What is the same]
     A plan is found by a hash of all that decides it: every operation of the captured graph with its arguments, the
-    sizes of all values, what the optimizer needs, the recipe, the versions of memfit and torch, the processor and how
-    many threads it runs. So a model whose code was changed does not find the plan that it had before.
+    sizes of all values, what the optimizer needs, the recipe, the versions of memfit and torch, what was set in torch,
+    the processor and how many threads it runs. So a model whose code was changed does not find the plan it had before.
 """
 
 import dataclasses
@@ -33,6 +33,7 @@ from memfit.recipe import Recipe
 
 log = logging.getLogger(__name__)
 
+_FORMAT = 1  # to be raised when plans of before are not as good, or not as right, as those made now
 _PROCESSORS = Path("/proc/cpuinfo")
 
 
@@ -40,13 +41,7 @@ def place_of(recipe: Recipe, model: nn.Module, sample: Sample, graph: Graph, opt
     """The file of a plan, see Note [What is the same]."""
     operations = (*graph.operations, *graph.alternatives)
     words = [
-        [
-            importlib.metadata.version("memfit"),
-            torch.__version__,
-            _processor(),
-            os.cpu_count(),
-            torch.get_num_threads(),
-        ],
+        [_FORMAT, _version(), torch.__version__, _processor(), os.cpu_count(), torch.get_num_threads(), _switches()],
         [_device_words(model), model_digest(model), describe_sample(sample), dataclasses.astuple(optimizer)],
         [graph.digest(), [each.signature for each in operations], [each.size_bytes for each in graph.storages]],
         [recipe.budget, recipe.allow, recipe.outputs, recipe.backward_from, recipe.time_limit_s],
@@ -101,6 +96,16 @@ def _version() -> str:
         return importlib.metadata.version("memfit")
     except importlib.metadata.PackageNotFoundError:  # run from its sources
         return ""
+
+
+def _switches() -> list[Any]:
+    """What users set in torch that decides which kernels run."""
+    return [
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        torch.backends.mkldnn.enabled,
+        [torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic],
+    ]
 
 
 def _selection_words(selection: Selection) -> str:

@@ -19,7 +19,7 @@ from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint
 from memfit.describe import describe_sample
-from memfit.errors import CaptureError, InvalidFile
+from memfit.errors import CaptureError, InfeasibleBudget, InvalidFile
 from memfit.execute.compiled import CompiledCall
 from memfit.ir import Graph, Program
 from memfit.layout import with_layout
@@ -37,7 +37,7 @@ from memfit.prepare import (
     traced_for,
     with_beside,
 )
-from memfit.recipe import Recipe
+from memfit.recipe import Recipe, without_channels_last
 from memfit.remembered import can_run_as_planned, find_plan, keep_plan, place_of
 from memfit.units import format_bytes
 
@@ -58,13 +58,21 @@ class Runner:
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
         example = Sample(args, kwargs)
-        is_first = self.plan is None and not self.recipe.is_unplanned
-        remembered = self._remembered(model, example) if is_first and self.recipe.remember else None
+        if self.plan is not None or self.recipe.is_unplanned:
+            return self._traced(model, example, None)
+        remembered = self._remembered(model, example) if self.recipe.remember else None
         if remembered is not None:
             return remembered
-        unplanned: Traced | None = None
-        if is_first:
-            self.recipe, unplanned = with_layout(model, example, self.recipe, with_hooks=False)
+        self.recipe, unplanned = with_layout(model, example, self.recipe, with_hooks=False)
+        try:
+            return self._traced(model, example, unplanned)
+        except InfeasibleBudget:
+            if not self.recipe.channels_last:
+                raise
+        self.recipe = without_channels_last(self.recipe)  # which may go lower
+        return self._traced(model, example, None)
+
+    def _traced(self, model: nn.Module, example: Sample, unplanned: Traced | None) -> CompiledCall:
         with traced_for(model, example, self.recipe, with_hooks=False) as joint:
             check_equal_to_eager(type(model).__name__, joint)
             if self.recipe.is_unplanned:
@@ -94,19 +102,19 @@ class Runner:
 
     def _remembered(self, model: nn.Module, example: Sample) -> CompiledCall | None:
         """By the plan of an earlier run; None if there is none."""
-        recipe = self.recipe
+        recipe = without_channels_last(self.recipe)
         with traced_for(model, example, recipe, with_hooks=False) as joint:
             memory = with_beside(step_optimizer_memory(recipe.optimizer, model, lower(joint), recipe.device), recipe)
             graph = planned_graph(joint, recipe)
-            self.place = place_of(recipe, model, example, graph, memory)
+            self.place = place_of(self.recipe, model, example, graph, memory)
             plan = find_plan(self.place)
             if plan is None:
                 return None
             if plan.allow == recipe.allow:
                 return self._taken(plan, model, joint, graph)
-        self.recipe = dataclasses.replace(recipe, allow=plan.allow)  # in another layout than was asked for
-        with traced_for(model, example, self.recipe, with_hooks=False) as joint:
-            return self._taken(plan, model, joint, planned_graph(joint, self.recipe))
+        recipe = dataclasses.replace(recipe, allow=plan.allow)  # in the other layout
+        with traced_for(model, example, recipe, with_hooks=False) as joint:
+            return self._taken(plan, model, joint, planned_graph(joint, recipe))
 
     def _taken(self, plan: Plan, model: nn.Module, joint: Joint, graph: Graph) -> CompiledCall | None:
         """By a plan of an earlier run, unless it cannot be run here as it was planned."""
@@ -120,7 +128,9 @@ class Runner:
     def _begin(self, plan: Plan) -> None:
         """The plan of the first call; later ones keep to its budget."""
         self.plan = plan
-        self.recipe = dataclasses.replace(self.recipe, budget=plan.budget_bytes, report=None, progress=None)
+        self.recipe = dataclasses.replace(
+            self.recipe, budget=plan.budget_bytes, allow=plan.allow, report=None, progress=None
+        )
 
     def _searched(self, model: nn.Module, joint: Joint, prepared: Prepared, example: Sample) -> CompiledCall:
         made = make_plan(model, example, make_planner(model, prepared, self.recipe), prepared, self.recipe)

@@ -90,7 +90,25 @@ class Normalised(nn.Module):
         return (self.second(inner) * inner).sigmoid().mean()
 
 
+class Pooled(nn.Module):
+    """Pools of windows that overlap and that do not fit, after activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 3, padding=1)
+        self.biggest = nn.MaxPool2d(3, stride=2, padding=1)
+        self.last = nn.MaxPool2d(2, ceil_mode=True)
+        self.average = nn.AvgPool2d(3, stride=1, padding=1)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        inner = self.biggest(torch.relu(self.first(images)))
+        return self.last(torch.tanh(self.second(inner)) + self.average(inner)).square().mean()
+
+
 MODELS = {
+    "pooled": (Pooled, lambda: torch.randn(4, 3, 18, 18)),
+    "pooled, channels last": (Pooled, lambda: torch.randn(4, 3, 18, 18).to(memory_format=torch.channels_last)),
     "gated": (Gated, lambda: torch.randn(4, 12, 16)),
     "normalised": (Normalised, lambda: torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)),
     "block": (Block, lambda: torch.randn(4, 3, 16, 16)),
@@ -299,6 +317,8 @@ def test_fused_models_compute_what_the_eager_ones_do(name: str, caplog: pytest.L
         "attention",
         pytest.param("block with dropout", marks=pytest.mark.slow),  # half a minute of compilation
         pytest.param("gated", marks=pytest.mark.slow),
+        pytest.param("pooled", marks=pytest.mark.slow),
+        pytest.param("pooled, channels last", marks=pytest.mark.slow),
     ],
 )
 def test_compiled_models_compute_what_the_eager_ones_do_within_the_budget(name: str) -> None:
@@ -313,6 +333,15 @@ def test_compiled_models_compute_what_the_eager_ones_do_within_the_budget(name: 
         measured = measure_peak(lambda: model(batch).backward(), resident=[model, batch])
         assert measured.peak_bytes == pytest.approx(plan.peak_bytes, rel=0.015)
         memfit.remove(model)
+
+
+@pytest.mark.slow  # compiles
+def test_compiled_pools_give_the_same_bits_at_every_step_on_several_threads() -> None:
+    model, batch = Pooled(), torch.randn(16, 3, 64, 64)
+    memfit.fit(model, batch, 10**9, allow=ALLOW, time_limit=1)
+    first = step(model, batch)
+    for _ in range(5):
+        assert all(torch.equal(*pair) for pair in zip(step(model, batch), first, strict=True))
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -9,14 +9,16 @@ import torch
 from torch import fx, nn
 
 import memfit
-from memfit import layout
+from memfit import layout, prepare
 from memfit.capture.layout import ChannelsLast
 from memfit.capture.lower import lower
+from memfit.capture.nodes import is_backward
+from memfit.capture.runs import is_fusible
 from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
 from memfit.measure.peak import measure_peak
 from memfit.prepare import traced_as_eager
-from memfit.recipe import Recipe, with_kernels
+from memfit.recipe import Recipe, with_kernels, without_channels_last
 
 aten = torch.ops.aten
 ALLOW = ("recompute", "lean", "channels-last")
@@ -54,7 +56,7 @@ def copies(graph: fx.Graph) -> list[fx.Node]:
 
 def test_one_copy_is_made_and_all_convolutions_read_channels_last() -> None:
     graph = joint_graph(batch(), channels_last=True)
-    assert len(copies(graph)) == 1
+    assert len([node for node in copies(graph) if not is_backward(node)]) == 1
     convolutions = [node for node in graph.nodes if node.target is aten.convolution.default]
     assert len(convolutions) == 3
     for node in convolutions:
@@ -65,7 +67,19 @@ def test_one_copy_is_made_and_all_convolutions_read_channels_last() -> None:
     ("images", "channels_last"), [(batch(), False), (batch().to(memory_format=torch.channels_last), True)]
 )
 def test_none_is_made_where_nobody_asks_or_the_batch_lies_so(images: torch.Tensor, channels_last: bool) -> None:
-    assert not copies(joint_graph(images, channels_last=channels_last))
+    graph = joint_graph(images, channels_last=channels_last)
+    assert not [node for node in copies(graph) if not is_backward(node)]
+
+
+def test_gradients_of_weights_lie_as_the_weights_do() -> None:
+    graph = joint_graph(batch(), channels_last=True)
+    results = [node for node in graph.output_node().all_input_nodes if isinstance(node.meta.get("val"), torch.Tensor)]
+    of_weights = [node.meta["val"] for node in results if node.meta["val"].dim() == 4]
+    assert len(of_weights) == 3
+    assert all(each.is_contiguous() for each in of_weights)
+    turned = [node for node in copies(graph) if is_backward(node)]
+    assert turned
+    assert not any(is_fusible(node) for node in turned)
 
 
 @pytest.mark.parametrize("call", [lambda x, w: torch.conv2d(input=x, weight=w), lambda x, w: torch.conv2d(x[0], w)])
@@ -87,7 +101,7 @@ def test_a_plan_computes_what_the_eager_run_does_within_its_budget() -> None:
     torch.manual_seed(0)
     model, images = Images(), batch()
     eager = copy.deepcopy(model)
-    plan = memfit.plan(model, images, budget="smallest", allow=ALLOW, time_limit=1)
+    plan = memfit.plan(model, images, budget=0.95, allow=ALLOW, time_limit=1)
     memfit.apply(memfit.Plan.from_json(plan.to_json()), model, images)
     peak = measure_peak(lambda: model(images).backward(), resident=[model, images])
     assert peak.peak_bytes == pytest.approx(plan.peak_bytes, rel=0.01)
@@ -125,7 +139,7 @@ def test_it_is_chosen_where_steps_are_faster_and_nothing_remains(
     model, images = Images(), batch()
     before = [*(each.clone() for each in model.state_dict().values()), torch.get_rng_state()]
     for _ in range(2):  # the second is remembered
-        memfit.fit(model, images, "smallest", allow=ALLOW, time_limit=1, remember=True)
+        memfit.fit(model, images, 0.95, allow=ALLOW, time_limit=1, remember=True)
         plan = memfit.plan_of(model)
         assert plan is not None
         assert ("channels-last" in plan.allow) is chosen
@@ -142,6 +156,95 @@ def test_models_without_convolutions_are_not_run(monkeypatch: pytest.MonkeyPatch
     found, unplanned = layout.with_layout(nn.Linear(2, 2), Sample.of(torch.randn(2, 2)), recipe)
     assert found.allow == ("recompute", "lean")
     assert unplanned is None
+
+
+class Flat(nn.Module):
+    """Looks at images as rows, which those with channels last are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(3, 8, 3)
+        self.head = nn.Linear(8 * 22 * 22, 2)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.first(images)).view(len(images), -1)).square().mean()
+
+
+@pytest.mark.usefixtures("one_thread", "_faster")
+@pytest.mark.parametrize("remember", [False, True])
+def test_a_model_that_cannot_do_with_it_does_without(
+    remember: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MEMFIT_CACHE_DIR", str(tmp_path))
+    model = memfit.fit(Flat(), batch(), 10**9, allow=ALLOW, time_limit=1, remember=remember)
+    plan = memfit.plan_of(model)
+    assert plan is not None
+    assert not plan.regions
+    assert "channels-last" not in plan.allow
+
+
+@pytest.mark.usefixtures("one_thread", "_faster")
+def test_what_only_the_model_s_own_layout_reaches_is_reached() -> None:
+    model, images = Images(), batch()
+    smallest = memfit.plan(model, images, budget="smallest", allow=ALLOW, time_limit=1)
+    assert "channels-last" not in smallest.allow
+    for make in (memfit.plan, memfit.fit):
+        try:
+            make(Images(), images, budget=smallest.peak_bytes, allow=ALLOW, time_limit=2)
+        except memfit.InfeasibleBudget as error:
+            raise AssertionError("refused, though there is a plan") from error
+
+
+@pytest.mark.usefixtures("one_thread", "_faster")
+def test_the_trial_leaves_batch_gradients_and_graph_alone() -> None:
+    class Writing(Images):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            images.sub_(1.0)
+            return super().forward(images)
+
+    model, images = Writing(), batch()
+    given = images.clone()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    with torch.no_grad():
+        layout.with_layout(model, Sample.of(images), Recipe(budget=10**9, allow=ALLOW))
+    assert torch.equal(images, given)
+    assert all(torch.equal(each.grad, torch.ones_like(each)) for each in model.parameters() if each.grad is not None)
+    made = batch().requires_grad_() * 2  # part of a bigger graph
+    (own,) = layout._own_copy(Sample.of(made)).tensors()
+    assert own.is_leaf
+    assert own.requires_grad
+
+
+def test_it_is_not_tried_where_a_step_would_change_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(layout, "step")
+    recipe = Recipe(budget=10**9, allow=ALLOW)
+    updated, hooked = Images(), Images()
+    updated.first.weight.register_post_accumulate_grad_hook(lambda _: None)
+    hooked.register_forward_hook(lambda *_: None)
+    for model in (updated, hooked):
+        assert layout.with_layout(model, Sample.of(batch()), recipe) == (without_channels_last(recipe), None)
+
+
+@pytest.mark.usefixtures("one_thread", "_faster")
+def test_results_lie_as_they_do_without() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    memfit.fit(model, batch(), 10**9, allow=ALLOW, time_limit=1)
+    plan = memfit.plan_of(model)
+    assert plan is not None
+    assert "channels-last" in plan.allow
+    assert model(batch()).is_contiguous()
+    unplanned = memfit.fit(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), batch(), kernels="inductor")
+    assert unplanned(batch()).is_contiguous()
+
+
+@pytest.mark.usefixtures("one_thread", "_faster")
+def test_slow_steps_are_compared_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = Images(), batch()
+    plain = memfit.plan(model, images, budget=10**9, time_limit=1)
+    monkeypatch.setattr(prepare, "is_slow", lambda *_: True)
+    laid_out = memfit.plan(model, images, budget=10**9, allow=ALLOW, time_limit=1)
+    assert laid_out.step_us > 0.3 * plain.step_us
 
 
 def test_compiled_kernels_come_with_it() -> None:

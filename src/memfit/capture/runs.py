@@ -1,7 +1,7 @@
 """Find neighbouring operators of a captured graph that can become one stretch.
 
 Note [Runs]
-    A run is what stands between two operators that no kernel is fused with: convolutions, products, attention, pools,
+    A run is what stands between two operators that no kernel is fused with: convolutions, products, attention,
     draws of random numbers. It is found in the order of the eager run, in one phase, so whoever reads what a run
     makes comes after it, and nothing moves across a decision of the planner. Views belong to no run: those that
     members read are copied into the stretch, and stand outside for everyone else.
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from memfit.capture.layout import lies_channels_last
 from memfit.capture.nodes import is_backward, is_operator, is_random, is_view, shows, tensors_of
 
 _SMALLEST_RUN_BYTES = 2**18  # of all it reads and makes; below that a kernel is not worth its compilation
@@ -99,7 +100,15 @@ def is_fusible(node: fx.Node) -> bool:
     target: Any = node.target
     if not isinstance(target, torch._ops.OpOverload) or is_random(node) or not _all_strided(node):
         return False
+    if target.overloadpacket is aten.clone and _turns_images(node):
+        return False
     return target.overloadpacket in _FUSIBLE or torch.Tag.pointwise in target.tags
+
+
+def _turns_images(node: fx.Node) -> bool:
+    """Whether images or weights are copied into the other layout, which is slow alone and in a kernel with others."""
+    (source,) = node.all_input_nodes
+    return lies_channels_last(source.meta["val"]) != lies_channels_last(node.meta["val"])
 
 
 def _all_strided(node: fx.Node) -> bool:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from memfit import _torch
 from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.diagnose import explain
-from memfit.capture.layout import ChannelsLast
+from memfit.capture.layout import ChannelsLast, lies_channels_last
 from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
 from memfit.capture.record import ModuleStack, Recorder
 from memfit.capture.sample import Sample, check_sample
@@ -165,6 +165,8 @@ class _Subject(nn.Module):
         self.changed_attributes = self._snapshot.changes()
         self.caches_casts = self.caches_casts and recorder.saw_autocast
         tensors, self.template = take_apart(output)
+        if self._channels_last and not any(map(lies_channels_last, pytree.tree_leaves((args, kwargs)))):
+            tensors = [each.contiguous() if lies_channels_last(each) else each for each in tensors]
         self.differentiated = differentiated(tensors, self._backward_from)
         if not self.differentiated:
             raise InvalidModel(

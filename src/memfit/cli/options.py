@@ -96,7 +96,7 @@ Allow = Annotated[
     str | None,
     typer.Option(
         metavar="NAMES",
-        help="Techniques, separated by commas: recompute, lean, chunk, offload, inductor, 16-bit, 8-bit, 4-bit.",
+        help="Techniques, by commas: recompute, lean, chunk, offload, inductor, channels-last, 16-bit, 8-bit, 4-bit.",
         show_default="recompute,lean: those that change no bit",
         autocompletion=_complete_techniques,
     ),

@@ -29,7 +29,7 @@ from memfit.execute.attach import check_unplanned
 from memfit.measure.optimizer import OptimizerLike, check_optimizer
 from memfit.plan.plan import Plan
 from memfit.plan.regions import Stretch
-from memfit.recipe import EXACT, Budget, Recipe
+from memfit.recipe import EXACT, Budget, Recipe, without_channels_last
 from memfit.regions.find import Regions
 from memfit.regions.planner import RegionPlanner
 from memfit.regions.whole import baseline_step
@@ -88,13 +88,14 @@ def _recipe(
         raise InvalidInput('a sharded model is planned under a budget; give one, for example budget="6GiB"')
     if not time_limit >= 0:
         raise InvalidInput(f"a time limit is a number of seconds, {time_limit!r} was given")
-    return Recipe(
+    recipe = Recipe(
         budget=budget,
         optimizer=optimizer,
         allow=(allow,) if isinstance(allow, str) else tuple(allow),
         backward_from=backward_from,
         time_limit_s=time_limit,
     )
+    return without_channels_last(recipe)
 
 
 def _planned(model: nn.Module, sample: Sample, recipe: Recipe, patience_s: float) -> Plan:

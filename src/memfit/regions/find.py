@@ -27,7 +27,7 @@ from memfit.plan.identity import identity_program
 from memfit.plan.regions import kept_bytes
 from memfit.plan.solve import Planner
 from memfit.prepare import Prepared, Traced, planned_graph, prepare
-from memfit.recipe import Recipe
+from memfit.recipe import Recipe, without_channels_last
 from memfit.regions.marked import MarkedCall
 from memfit.runner import check_equal_to_eager
 from memfit.units import format_bytes
@@ -77,7 +77,14 @@ def find_regions(model: nn.Module, sample: Sample, recipe: Recipe, error: Captur
 def region_recipe(recipe: Recipe) -> Recipe:
     """How regions are captured: every result may get a gradient, and the step's memory is not theirs to count."""
     return dataclasses.replace(
-        recipe, optimizer=None, beside_bytes=0, backward_from="all", outputs="all", recompute=(), keep=(), report=None
+        without_channels_last(recipe),
+        optimizer=None,
+        beside_bytes=0,
+        backward_from="all",
+        outputs="all",
+        recompute=(),
+        keep=(),
+        report=None,
     )
 
 

@@ -22,7 +22,7 @@ from memfit.measure.optimizer import OptimizerLike, check_optimizer
 from memfit.pipeline import make_planner
 from memfit.plan.expand import program_of
 from memfit.prepare import prepare, traced_for
-from memfit.recipe import Budget, Recipe, check_budget
+from memfit.recipe import Budget, Recipe, check_budget, without_channels_last
 from memfit.step.batches import map_tensors, row_count
 from memfit.step.losses import Loss, Mean
 from memfit.units import format_bytes, parse_bytes
@@ -124,7 +124,7 @@ class _Peaks:
         return api.estimate(self._subject, sample, optimizer=self._optimizer).peak_bytes
 
     def _planned(self, sample: Sample) -> int:
-        recipe = Recipe(optimizer=self._optimizer, allow=self._allow)
+        recipe = without_channels_last(Recipe(optimizer=self._optimizer, allow=self._allow))
         with removed(self._subject), traced_for(self._subject, sample, recipe) as joint:
             prepared = prepare(self._subject, joint, sample, recipe, timed=False)
         planner = make_planner(self._subject, prepared, recipe)

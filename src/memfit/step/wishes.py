@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memfit.errors import InvalidBudget, InvalidInput
-from memfit.recipe import EXACT, TECHNIQUES, Budget, Recipe, check_budget
+from memfit.recipe import EXACT, LOWERING, TECHNIQUES, Budget, Recipe, check_budget
 from memfit.step.choice import Alternative
 from memfit.step.policy import PERMISSIONS, StepPolicy
 
@@ -28,7 +28,7 @@ class Wishes:
         check_budget(self.budget)
         if self.budget in (None, "smallest"):
             raise InvalidBudget(f'the budget of a step is bytes, "6GiB" or a fraction, {self.budget!r} was given')
-        known = PERMISSIONS | TECHNIQUES | AUTOCASTS
+        known = PERMISSIONS | {name: TECHNIQUES[name] for name in LOWERING} | AUTOCASTS
         unknown = [each for each in self.allow if each not in known]
         if unknown:
             meanings = "; ".join(f"{name!r} ({meaning})" for name, meaning in known.items())

@@ -1,0 +1,48 @@
+"""The race as a table for docs/kernels.md: what was measured, as it was measured."""
+
+from collections.abc import Iterable
+
+from benchmarks.frontier_record import COMPILED, INDUCTOR, CaseRecord, EagerRun, PeerPoint
+
+_SETTINGS = ("1.00 of the part", "0.66 of the part", "0.50 of the part", "0.33 of the part")
+_HEAD = (
+    "| case | at 1.00 | at 0.66 | at 0.50 | at 0.33 | smallest | torch.compile at its budgets | "
+    "first step cold, s: memfit, torch.compile |"
+)
+
+
+def race_markdown(records: Iterable[CaseRecord]) -> str:
+    """Ratios to eager with standard errors; peaks as the part of the activations that is left."""
+    return "\n".join([_HEAD, "|---" * 8 + "|", *map(_row, records)])
+
+
+def _row(record: CaseRecord) -> str:
+    assert record.eager is not None
+    own = {point.setting: point for point in record.peers if point.peer == COMPILED}
+    others = [point for point in record.peers if point.peer == INDUCTOR]
+    cells = [_ratio(own.get(setting)) for setting in _SETTINGS]
+    smallest = own.get("smallest")
+    cells.append("" if smallest is None else f"{_part(record.eager, smallest)}: {_ratio(smallest)}")
+    cells.append("; ".join(f"{_part(record.eager, each)}: {_plain_ratio(each)}" for each in others))
+    return f"| {record.case} | {' | '.join(cells)} | {_first(own.values())}, {_first(others)} |"
+
+
+def _ratio(point: PeerPoint | None) -> str:
+    if point is None:
+        return ""
+    if point.time_ratio is None:
+        return "no plan" if "Infeasible" in point.reason else "failed"
+    return f"{point.time_ratio:.2f} ± {point.error or 0.0:.2f}"
+
+
+def _plain_ratio(point: PeerPoint) -> str:
+    return "failed" if point.time_ratio is None else f"{point.time_ratio:.2f}"
+
+
+def _part(eager: EagerRun, point: PeerPoint) -> str:
+    return "none" if point.peak_bytes is None else f"{eager.fraction(point.peak_bytes):.2f}"
+
+
+def _first(points: Iterable[PeerPoint]) -> str:
+    """Seconds of the first setting, whose caches were empty."""
+    return next((f"{point.first_step_s:.0f}" for point in points if point.first_step_s is not None), "none")
