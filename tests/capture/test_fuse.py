@@ -269,6 +269,16 @@ def test_a_fused_graph_has_the_same_ends_and_fewer_operations(joint: Joint) -> N
     assert {each.phase for each in after.alternatives} == {Phase.FORWARD, Phase.BACKWARD}
 
 
+@pytest.mark.parametrize(
+    ("layout", "expected"), [(torch.contiguous_format, {False}), (torch.channels_last, {True})], ids=["own", "last"]
+)
+def test_pools_are_part_of_runs_where_channels_lie_last(layout: torch.memory_format, expected: set[bool]) -> None:
+    with traced(Pooled(), Sample.of(torch.randn(4, 3, 18, 18).to(memory_format=layout))) as traced_pools:
+        nodes = [node for node in traced_pools.graph_module.graph.nodes if "pool2d" in str(node.target)]
+        assert len(nodes) == 6
+        assert {runs_module.is_fusible(node) for node in nodes} == expected
+
+
 def test_fusing_is_the_same_every_time() -> None:
     digests = set()
     for _ in range(2):
@@ -337,7 +347,7 @@ def test_compiled_models_compute_what_the_eager_ones_do_within_the_budget(name: 
 
 @pytest.mark.slow  # compiles
 def test_compiled_pools_give_the_same_bits_at_every_step_on_several_threads() -> None:
-    model, batch = Pooled(), torch.randn(16, 3, 64, 64)
+    model, batch = Pooled(), torch.randn(16, 3, 64, 64).to(memory_format=torch.channels_last)
     memfit.fit(model, batch, 10**9, allow=ALLOW, time_limit=1)
     first = step(model, batch)
     for _ in range(5):
