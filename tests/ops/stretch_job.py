@@ -6,9 +6,8 @@ import sys
 
 import torch
 from torch import nn
-from torch._dynamo.utils import counters
 
-import memfit
+import memfit  # before torch's compiler, which makes its cache when it is imported
 
 
 class Heard(logging.Handler):
@@ -31,6 +30,8 @@ def gradients(model: nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
 
 
 def main() -> None:
+    from torch._dynamo.utils import counters
+
     heard = Heard()
     logging.getLogger("memfit").addHandler(heard)
     batch = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(1))

@@ -100,18 +100,23 @@ class Stretch:
         try:
             self._run, self._finish = self._compiled()
         except Exception as error:  # whatever Inductor rejects, training goes on
-            self._give_up(error)
+            self._try_again(error)
 
     def finish_compiling(self) -> None:
         """Wait for the kernels."""
         try:
             if self._finish is not None:
                 self._finish()
-        except (OSError, ImportError) as error:  # a file of the cache is damaged
-            self._compile_afresh(error)
         except Exception as error:  # whatever the compiler rejects, training goes on
-            self._give_up(error)
+            self._try_again(error)
         self._finish = None
+
+    def _try_again(self, error: Exception) -> None:
+        """Without the cache, if a damaged file of it may be the cause."""
+        if isinstance(error, OSError | ImportError) or type(error).__name__ == "CppCompileError":
+            self._compile_afresh(error)
+        else:
+            self._give_up(error)
 
     def _compiled(self) -> tuple[Callable[[list[Any]], Sequence[Any]], Callable[[], None]]:
         module = fx.GraphModule({}, copy.deepcopy(self.graph))  # Inductor changes what it is given
