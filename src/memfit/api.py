@@ -242,17 +242,16 @@ def frontier(
         time_limit=time_limit / (len(fractions) + 1),
         progress=progress,
     )
+    recipe = without_channels_last(recipe)  # one layout for all points, and the lowest are in the model's own
     example = Sample.of(sample)
     with removed(model):
         try:
-            recipe, unplanned = with_layout(model, example, recipe)
             with traced_for(model, example, recipe) as joint:
-                prepared = prepare(model, joint, example, recipe, may_put_off=True, unplanned=unplanned)
+                prepared = prepare(model, joint, example, recipe, may_put_off=True)
                 planner = make_planner(model, prepared, recipe)
                 points = frontier_recipes(recipe, prepared, fractions)
                 return _curve(points, lambda point: make_plan(model, example, planner, prepared, point), report)
         except CaptureError as error:
-            recipe = without_channels_last(recipe)
             regions = make_region_planner(model, example, recipe, error)
             return _curve(frontier_recipes(recipe, regions, fractions), regions.plan, report)
 

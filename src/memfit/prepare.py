@@ -134,9 +134,9 @@ def prepare(
     """Lower a traced call and measure what its operations cost.
 
     `before` is the trace as it was, if `planned_graph` has been called since, `unplanned` what the eager run does, if
-    that is something else. `timed=False` estimates times, so that
-    the step itself is not run. `known` is what is known of a call of other sizes. `may_put_off` is for callers that
-    ask for `with_compiled_costs` before they believe a program.
+    that is something else. `timed=False` estimates times, so that the step itself is not run. `known` is what is known
+    of a call of other sizes. `may_put_off` is for callers that ask for `with_compiled_costs` before they believe a
+    program.
     """
     start = time.monotonic()
     plain = unplanned or before or Traced.of(joint)
