@@ -3,8 +3,11 @@
 `export_joint` rests on `aot_export_joint_with_descriptors`
     One ATen graph of forward and backward; `meta["desc"]` on placeholders and on the output node;
     `meta["custom"]` and `meta["autograd_backward"]` on the other nodes.
-`compile_joint` rests on `aot_compile_joint_with_descriptors`, `fw_metadata.bw_donated_idxs`
-    Turns a joint graph and a partition function into a callable with autograd.
+`compile_joint` rests on `aot_compile_joint_with_descriptors`, its `__wrapped__`, `fw_metadata.bw_donated_idxs`
+    Turns a joint graph and a partition function into a callable with autograd; behind what flattens the arguments is
+    the one that takes them in a list.
+`keywords_of` rests on `in_spec`
+    How positional and keyword arguments were flattened.
 `result_places` rests on `fw_metadata.num_mutated_inp_runtime_indices`, `num_outputs`
     A forward graph returns changed inputs first, then the results, then what the backward graph needs.
 `split_joint` rests on `_extract_fwd_bwd_modules`
@@ -34,6 +37,13 @@
     What the ranks of a process group found each other by; words can be left in it without a collective.
 `plain_function` rests on `OpOverload._op`
     The operator without the Python wrapper around it.
+`functions_named` rests on `_VariableFunctions`, `TensorBase` and `_nn` of `torch._C`
+    The functions that torch has for Python by the name of an operator.
+`first_operator` rests on `TorchDispatchMode`
+    Sees every operator that a function calls, before it runs.
+`layout_check` rests on `TensorGuards` of `torch._C._dynamo`
+    Whether tensors are still of the types, sizes, strides, dtypes and devices that others had, and require gradients
+    as they did; holds none of them.
 `memory_events`, `marked_memory_events` and `MemoryRecorder` rest on `profile.kineto_results`, `_profiler_enabled`
     Allocator events in order, see `measure/peak.py`, and what `set_mark` left among them; with its
     `experimental_event_tree` addresses of what collectives allocate, see Note [Released elsewhere].
@@ -69,6 +79,7 @@ import torch._inductor.config
 import torch.distributed
 import torch.fx.traceback
 from torch import fx, nn
+from torch._C._dynamo.guards import TensorGuards
 from torch._dispatch.python import no_python_dispatcher as eager_dispatch
 from torch._functorch._aot_autograd.schemas import JointWithDescriptors
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
@@ -83,6 +94,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
 
 __all__ = [
@@ -104,9 +116,13 @@ __all__ = [
     "detect_fake_mode",
     "eager_dispatch",
     "export_joint",
+    "first_operator",
     "fresh_kernel_cache",
+    "functions_named",
     "is_plain",
     "keeps_graph",
+    "keywords_of",
+    "layout_check",
     "marked_memory_events",
     "memory_events",
     "no_modes",
@@ -135,8 +151,8 @@ def compile_joint(
     partition: Callable[..., tuple[fx.GraphModule, fx.GraphModule]],
     compile_forward: Callable[[fx.GraphModule], Callable[..., Any]],
     compile_backward: Callable[[fx.GraphModule], Callable[..., Any]],
-) -> Callable[..., Any]:
-    """Turn a joint graph into a callable `(*parameters, *buffers, *args, **kwargs) -> outputs`."""
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """Turn a joint graph into a callable of parameters, buffers and arguments, all in one list."""
 
     def forward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:  # noqa: ARG001  (torch's signature)
         return compile_forward(gm)
@@ -147,10 +163,17 @@ def compile_joint(
     # Donated buffers would forbid a second backward through a retained graph: none are donated.
     joint._aot_state.fw_metadata.bw_donated_idxs = []
     with torch._functorch.config.patch(donated_buffer=False):
-        compiled: Callable[..., Any] = aot_compile_joint_with_descriptors(
+        compiled: Any = aot_compile_joint_with_descriptors(
             joint, partition_fn=partition, fw_compiler=forward, bw_compiler=backward
         )
-    return compiled
+    flat: Callable[[list[Any]], Sequence[Any]] = compiled.__wrapped__
+    return flat
+
+
+def keywords_of(joint: JointWithDescriptors) -> list[str]:
+    """The names of a call's keyword arguments, in the order in which its graph takes them."""
+    names: list[str] = joint.in_spec.child(1).context
+    return names
 
 
 def result_places(joint: JointWithDescriptors) -> range:
@@ -278,6 +301,39 @@ def tracing_flags() -> Iterator[None]:
 def plain_function(target: Any) -> Any:
     """The callable behind an operator, without the Python wrapper around it."""
     return target._op if isinstance(target, torch._ops.OpOverload) else target
+
+
+def functions_named(target: torch._ops.OpOverload) -> list[Callable[..., Any]]:
+    """The functions of Python that are named as an operator of torch's own."""
+    space, _, name = target._schema.name.partition("::")
+    rooms: list[Any] = [torch._C._VariableFunctions, torch._C.TensorBase, torch._C._nn]
+    return [getattr(room, name) for room in rooms if space == "aten" and hasattr(room, name)]
+
+
+class _FirstOperator(TorchDispatchMode):
+    """Remembers the first operator that is called, and stops it."""
+
+    seen: tuple[Any, Sequence[Any], dict[str, Any]] = (None, (), {})
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen = func, args, kwargs or {}
+        raise NotImplementedError
+
+
+def first_operator(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Any, Sequence[Any], dict[str, Any]]:
+    """The operator that a function calls first, with its arguments; None if it does not come to that."""
+    mode = _FirstOperator()
+    with mode, contextlib.suppress(Exception):
+        function(*args, **kwargs)
+    return mode.seen
+
+
+def layout_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    """A function of as many tensors: whether each is laid out as its predecessor here."""
+    check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    return check
 
 
 def is_plain(tensor: torch.Tensor) -> bool:

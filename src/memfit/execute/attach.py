@@ -12,6 +12,11 @@ Note [Kinds of calls]
     layout and the same constants, the same tensors given twice, the same autocast. Plain Python
     attributes of modules (`dropout.p`) are not among them: they are read when a call is captured.
 
+Note [Like the last call]
+    As a rule a call is of the kind of the one before. What was looked at then is kept, without the tensors, and
+    compared in few and quick steps; only if something differs the kind is written down and looked up. A batch that is
+    also a parameter, or given twice, is always looked up.
+
 Note [Wrapped forwards]
     Others wrap a forward after us: Accelerate puts autocast around it. Then ours is found behind theirs, by the
     `__wrapped__` that `functools.wraps` leaves. What takes it away leaves theirs: ours steps aside for the original.
@@ -34,6 +39,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from memfit import _torch
 from memfit.capture.outputs import is_constant
 from memfit.errors import ExecutionError, InvalidInput
 
@@ -159,6 +165,7 @@ class PlannedForward:
         self.active = True  # else the original runs, see Note [Wrapped forwards]
         self.capture_s = 0.0
         self.runs = 0  # of captured calls
+        self._last: _LastCall | None = None
         self._model = model
         self._instance_forward = model.__dict__.get("forward")  # set if somebody replaced it before us
         functools.update_wrapper(self, self.original)
@@ -172,14 +179,18 @@ class PlannedForward:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self.active:
             return self.original(*args, **kwargs)
-        modules, states = _parts(self._model)
         leaves, spec = pytree.tree_flatten((args, kwargs))
+        if self._last is not None and (same := self._last.states(leaves, spec)) is not None:
+            self.runs += 1
+            return self._last.call(same, args, kwargs)
+        modules, states = _parts(self._model)
         if not self._model.training or not torch.is_grad_enabled() or not _requires_grad(states, leaves):
             return self.original(*args, **kwargs)
         key = _kind_of_call(modules, states, leaves, spec)
         call = self.calls.get(key)
         if call is None:
             call = self.calls[key] = self._captured(args, kwargs)
+        self._last = _LastCall.of(call, modules, states, leaves, spec)
         self.runs += 1
         return call(states, args, kwargs)
 
@@ -229,7 +240,7 @@ class PlannedForward:
             raise ExecutionError("a planned forward cannot be copied without its module; copy the module")
         twin = object.__new__(PlannedForward)
         memo[id(self)] = twin
-        twin.calls = {}  # its modules are others
+        twin.calls, twin._last = {}, None  # its modules are others
         twin.compile_call = self.compile_call
         twin.whole = None if self.whole is None else memo.get(id(self.whole))
         twin.active, twin.capture_s, twin.runs = self.active, 0.0, 0
@@ -245,6 +256,71 @@ class PlannedForward:
         )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _LastCall:
+    """What a call is compared with, see Note [Like the last call]."""
+
+    call: Call
+    modules: list[nn.Module]
+    children: list[tuple[nn.Module | None, ...]]  # of each
+    modes: list[bool]
+    state_ids: list[int]
+    are_laid_out_so: Callable[..., bool]  # states, then arguments
+    constants: list[Any]
+    spec: Any
+    autocast: Any
+
+    @classmethod
+    def of(
+        cls, call: Call, modules: list[nn.Module], states: list[torch.Tensor], leaves: list[Any], spec: Any
+    ) -> "_LastCall | None":
+        """None if the next call is to be looked up whatever it is."""
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        state_ids = list(map(id, states))
+        if not _are_others(tensors, state_ids):
+            return None
+        return cls(
+            call=call,
+            modules=modules,
+            children=_children(modules),
+            modes=[module.training for module in modules],
+            state_ids=state_ids,
+            are_laid_out_so=_torch.layout_check([*states, *tensors]),
+            constants=[_constant(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)],
+            spec=spec,
+            autocast=_autocast(),
+        )
+
+    def states(self, leaves: list[Any], spec: Any) -> list[torch.Tensor] | None:
+        """Parameters and buffers of a call with these arguments, if it is of the same kind."""
+        if not torch.is_grad_enabled() or _children(self.modules) != self.children:
+            return None
+        states = _states(self.modules)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        constants = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+        same = (
+            [module.training for module in self.modules] == self.modes
+            and list(map(id, states)) == self.state_ids
+            and _are_others(tensors, self.state_ids)
+            and len(constants) == len(self.constants)
+            and list(map(_constant, constants)) == self.constants
+            and spec == self.spec
+            and self.are_laid_out_so(*states, *tensors)
+            and _autocast() == self.autocast
+        )
+        return states if same else None
+
+
+def _are_others(tensors: list[torch.Tensor], state_ids: list[int]) -> bool:
+    """Whether arguments are no states, and none is given twice."""
+    ids = set(map(id, tensors))
+    return len(ids) == len(tensors) and ids.isdisjoint(state_ids)
+
+
+def _children(modules: list[nn.Module]) -> list[tuple[nn.Module | None, ...]]:
+    return [(*module._modules.values(),) for module in modules]
+
+
 def _parts(model: nn.Module) -> tuple[list[nn.Module], list[torch.Tensor]]:
     """All modules, and all parameters, then all buffers, in the order captured calls take them.
 
@@ -256,9 +332,13 @@ def _parts(model: nn.Module) -> tuple[list[nn.Module], list[torch.Tensor]]:
         module = waiting.pop()
         modules.append(module)
         waiting += [child for child in reversed(module._modules.values()) if child is not None]
+    return modules, _states(modules)
+
+
+def _states(modules: list[nn.Module]) -> list[torch.Tensor]:
     parameters = [state for module in modules for state in module._parameters.values() if state is not None]
     buffers = [state for module in modules for state in module._buffers.values() if state is not None]
-    return modules, [*parameters, *buffers]
+    return [*parameters, *buffers]
 
 
 def _requires_grad(states: list[torch.Tensor], leaves: list[Any]) -> bool:

@@ -2,15 +2,20 @@
 
 The function takes its arguments in a list and empties it, and drops every value after its last
 use, so that memory is freed exactly where the graph says. Operators are bound as locals.
+
+Note [Not even a call]
+    What does nothing as a rule, a function says of itself: `passes_while_empty` is a container and the place of the
+    argument that it returns while nothing is in there. Then it is not called.
 """
 
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import fx
 
-from memfit.ops.calls import faithful_call
+from memfit.ops.calls import faithful_call, quick_call
 from memfit.ops.inplace import in_place_form
 
 OVERWRITES = "memfit_overwrites"  # mark on nodes that write over their first argument
@@ -82,7 +87,9 @@ class _Writer:
             target = in_place_form(target)
         arguments = [self._value(arg) for arg in node.args]
         arguments += [f"{name}={self._value(value)}" for name, value in node.kwargs.items()]
-        return f"{self._constant(target, faithful_call(target))}({', '.join(arguments)})"
+        call = f"{self._constant(_function(target, node))}({', '.join(arguments)})"
+        container, place = getattr(target, "passes_while_empty", (None, 0))  # see Note [Not even a call]
+        return call if container is None else f"{call} if {self._constant(container)} else {arguments[place]}"
 
     def _value(self, value: Any) -> str:
         if isinstance(value, fx.Node):
@@ -93,10 +100,18 @@ class _Writer:
             return repr(value)
         return self._constant(value)
 
-    def _constant(self, key: Any, value: Any = None) -> str:
+    def _constant(self, value: Any) -> str:
         """The name of a bound value; one that is given twice is bound once."""
-        name = self._constant_names.get(id(key))
+        name = self._constant_names.get(id(value))
         if name is None:
-            name = self._constant_names[id(key)] = f"c{len(self._constants)}"
-            self._constants.append(key if value is None else value)
+            name = self._constant_names[id(value)] = f"c{len(self._constants)}"
+            self._constants.append(value)
         return name
+
+
+def _function(target: Any, node: fx.Node) -> Callable[..., Any]:
+    """What to call for a node, in the quickest way that is known for its arguments."""
+    if any(not isinstance(source.meta.get("val"), torch.Tensor) for source in node.all_input_nodes):
+        return faithful_call(target)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
+    return quick_call(target, args, kwargs)

@@ -5,18 +5,21 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit.capture.trace import Joint
 from memfit.errors import ExecutionError
 from memfit.execute.codegen import OVERWRITES, generate
 from memfit.execute.partition import planned_partition, unplanned_program
+from memfit.execute.turns import without_double_turns
 from memfit.ir import Graph, Program
 from memfit.ops.inplace import in_place_form
 from memfit.ops.stretch import Stretch, compile_all
 
 Boxed = Callable[[list[Any]], list[Any]]  # empties the list it is given
 Around = Callable[[Boxed], Boxed]
+Flat = Callable[[list[Any]], Sequence[Any]]
 
 
 class CompiledCall:
@@ -30,13 +33,15 @@ class CompiledCall:
         `around_backward` makes of the captured backward the function that runs in its place.
         """
         self._template = joint.template
+        self._keywords = _torch.keywords_of(joint.export)
         self._differentiated = joint.differentiated
         self._guarded = joint.undifferentiated
         self._run = _compile(joint, graph, program or unplanned_program(graph), around_backward)
 
     def __call__(self, states: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Any:
         """Run on the current parameters and buffers (`states`) and the call's arguments."""
-        tensors = list(self._run(*states, *args, **kwargs))
+        ordered = {name: kwargs[name] for name in self._keywords}
+        tensors = list(self._run([*states, *pytree.tree_leaves((args, ordered))]))
         if self._guarded:
             start = tensors[self._differentiated[0]]
             for index in self._guarded:
@@ -44,13 +49,15 @@ class CompiledCall:
         return self._template.rebuild(tensors)
 
 
-def _compile(joint: Joint, graph: Graph, program: Program, around_backward: Around | None) -> Callable[..., Any]:
+def _compile(joint: Joint, graph: Graph, program: Program, around_backward: Around | None) -> Flat:
     def compile_forward(module: fx.GraphModule) -> Boxed:
         compile_all(_stretches_run_by(module.graph))
+        without_double_turns(module.graph)
         return _without_views(generate(module.graph), _torch.result_places(joint.export))
 
     def compile_backward(module: fx.GraphModule) -> Boxed:
         compile_all(_stretches_run_by(module.graph))
+        without_double_turns(module.graph)
         if around_backward is None:
             return generate(module.graph)
         function = around_backward(generate(module.graph))

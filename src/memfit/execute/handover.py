@@ -63,6 +63,9 @@ def hand_over(position: int, gradient: torch.Tensor, owned: bool, parts: int) ->
     return taking(node.next_functions[position][0].variable, gradient, owned, parts)
 
 
+hand_over.passes_while_empty = _TAKING, 1  # type: ignore[attr-defined]  # for generated code, see `codegen.py`
+
+
 @contextlib.contextmanager
 def taking(loss: torch.Tensor, parameters: Sequence[nn.Parameter], take: Take) -> Iterator[None]:
     """Give whole gradients of these parameters to `take` in the backward pass from `loss` that runs meanwhile."""
