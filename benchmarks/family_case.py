@@ -25,7 +25,8 @@ class FamilyResult:
     captured: str
     reason: str = ""  # why not whole
     exact: bool | None = None
-    difference: float | None = None  # the largest, where it is not exact
+    difference: float | None = None  # the largest, where it is not exact, relative to its tensor
+    beyond_rounding: float | None = None  # the same, without what one float rounds of the largest gradient
     half_bytes: int | None = None  # half of the activation part
     budget_bytes: int | None = None  # the one that was met: half, or the smallest
     peak_bytes: int | None = None  # measured
@@ -65,6 +66,7 @@ def _fitted(family: Family, model: torch.nn.Module, sample: Any) -> FamilyResult
         reason=reason,
         exact=check.exact,
         difference=None if check.exact else max(each.largest_difference for each in check.comparisons),
+        beyond_rounding=None if check.exact else max(each.beyond_rounding for each in check.comparisons),
         half_bytes=half,
         budget_bytes=plan.budget_bytes,
         peak_bytes=profile.peak_bytes,

@@ -1,6 +1,7 @@
 """`memfit.check` finds what differs, and says so; what it says of equal steps is true."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -87,6 +88,19 @@ def test_a_tolerance_is_what_it_is_judged_by(monkeypatch):
     assert lenient.passed
     assert not lenient.exact
     assert "within tolerance" in str(lenient)
+
+
+def test_a_difference_below_the_rounding_of_the_largest_number_is_told_apart():
+    eager = {"weight": torch.tensor([1.0, 2.0]), "bias": torch.tensor([1e-9])}
+    rounded = {"weight": eager["weight"], "bias": torch.tensor([2e-9])}
+    wrong = {"weight": eager["weight"], "bias": torch.tensor([1e-5])}
+    noise, beyond = (checking._comparison("gradients", eager, planned) for planned in (rounded, wrong))
+    assert noise.largest_difference == pytest.approx(1.0)
+    assert noise.beyond_rounding == 0.0
+    assert noise.worst == "bias"
+    assert noise.equal == 1
+    assert beyond.beyond_rounding == beyond.largest_difference > 1e3
+    assert checking._comparison("gradients", eager, {"weight": eager["weight"]}).beyond_rounding == math.inf
 
 
 def test_a_generator_that_went_another_way_is_found(planned, monkeypatch):

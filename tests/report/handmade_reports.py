@@ -61,8 +61,15 @@ def make_plan(**changes: Any) -> Plan:
 
 def make_check(*, equal: int = 3, difference: float = 0.0, tolerance: float = 0.0) -> Check:
     parts = [
-        Comparison(part="outputs", compared=1, equal=1, largest_difference=0.0, worst="output 0"),
-        Comparison(part="gradients", compared=3, equal=equal, largest_difference=difference, worst="stem.weight"),
+        Comparison(part="outputs", compared=1, equal=1, largest_difference=0.0, worst="output 0", beyond_rounding=0.0),
+        Comparison(
+            part="gradients",
+            compared=3,
+            equal=equal,
+            largest_difference=difference,
+            worst="stem.weight",
+            beyond_rounding=difference,
+        ),
     ]
     return Check(model="Net", seed=7, tolerance=tolerance, comparisons=tuple(parts))
 

@@ -18,6 +18,7 @@ from memfit.plan.plan import Plan
 from memfit.recipe import EXACT
 from memfit.tensors import same_bits
 
+_ONE_FLOAT = torch.finfo(torch.float32).eps
 _ROUNDED_DIFFERENTLY = 1e-6  # what a technique that only sums in another order may change, relative
 
 
@@ -30,6 +31,7 @@ class Comparison:
     equal: int  # of them bit for bit
     largest_difference: float  # relative to the largest number of the same eager tensor
     worst: str  # where that is
+    beyond_rounding: float  # the same, without differences below what one float rounds of the part's largest number
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,12 +97,15 @@ def _comparison(part: str, eager: Mapping[str, torch.Tensor], planned: Mapping[s
     names = dict.fromkeys((*eager, *planned))
     differences = {name: _difference(eager.get(name), planned.get(name)) for name in names}
     worst = max(differences, key=lambda name: differences[name] or 0.0, default="")
+    noise = _ONE_FLOAT * max(map(_largest, eager.values()), default=0.0)
+    beyond = [each for name, each in differences.items() if each and not _is_noise(each, eager.get(name), noise)]
     return Comparison(
         part=part,
         compared=len(names),
         equal=sum(difference is None for difference in differences.values()),
         largest_difference=differences.get(worst) or 0.0,
         worst=worst,
+        beyond_rounding=max(beyond, default=0.0),
     )
 
 
@@ -110,10 +115,18 @@ def _difference(eager: torch.Tensor | None, planned: torch.Tensor | None) -> flo
         return math.inf
     if same_bits(eager, planned):
         return None
-    ones, others = eager.double(), planned.double()
-    largest = float(ones.abs().nan_to_num().max())
-    difference = float((ones - others).abs().nan_to_num(nan=math.inf).max())
+    largest = _largest(eager)
+    difference = float((eager.double() - planned.double()).abs().nan_to_num(nan=math.inf).max())
     return difference / largest if largest else difference
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    return float(tensor.double().abs().nan_to_num().max()) if tensor.numel() else 0.0
+
+
+def _is_noise(difference: float, eager: torch.Tensor | None, noise: float) -> bool:
+    """Whether a relative difference is a tiny one: the gradient of a key's bias is zero but for rounding."""
+    return eager is not None and difference * (_largest(eager) or 1.0) <= noise
 
 
 def _verdict(check: Check) -> str:
