@@ -15,6 +15,7 @@ from memfit.capture import fuse as fuse_module
 from memfit.capture import runs as runs_module
 from memfit.capture.fuse import fuse, stretches_in
 from memfit.capture.lower import lower
+from memfit.capture.nodes import is_backward
 from memfit.capture.runs import find_runs
 from memfit.capture.sample import Sample
 from memfit.capture.stretches import cut_out, made_again, put_into
@@ -253,7 +254,7 @@ def test_equal_runs_become_one_stretch() -> None:
         fuse(traced_model)
         graph = traced_model.graph_module.graph
     calls = [node for node in graph.nodes if node.target in stretches_in(graph) and "memfit_technique" not in node.meta]
-    forward = [node for node in calls if not node.meta.get("autograd_backward")]
+    forward = [node for node in calls if not is_backward(node)]
     assert len(forward) == 3
     assert len({node.target for node in forward}) == 1
 

@@ -151,7 +151,7 @@ class _Builder:
                     f"the program runs {node.name!r} again, which draws from a generator of the model's own; keep its "
                     "result, or use the default generator"
                 )
-            self._states[index] = self._call(generator_state, (device,), {}, node, generator_state(device))
+            self._states[index] = self._call(generator_state, (device,), {}, node, _like_state(device, node))
         return target, args
 
     def _add_results(self, operation: Operation, call: fx.Node) -> None:
@@ -243,6 +243,13 @@ class _Builder:
         if value is not None:
             call.meta["val"] = value
         return call
+
+
+def _like_state(device: torch.device, node: fx.Node) -> torch.Tensor:
+    """What stands for a generator's state in the graph of a node."""
+    mode = _torch.detect_fake_mode(tensors_of(node))
+    assert mode is not None
+    return mode.from_tensor(generator_state(device))
 
 
 def _owned(tensor: torch.Tensor) -> torch.Tensor:
