@@ -3,13 +3,23 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check docs bench frontier multilevel families zoo transformer clean
+.PHONY: demo test test-torch check docs bench frontier multilevel families zoo transformer clean
 
 demo: $(READY)  ## ResNet-50 and GPT-2 in half of their activation memory, beside eager; about a minute
 	$(BIN)/memfit demo --force
 
 test: $(READY)  ## the fast tests
 	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+
+OTHER = .venv-torch-$(VERSION)
+
+test-torch:  ## the fast tests on another version of torch, in an environment of its own: make test-torch VERSION=2.10.0
+	@test -n "$(VERSION)" || { echo "which one? make test-torch VERSION=2.10.0"; exit 1; }
+	$(PYTHON) -m venv $(OTHER)
+	sed -e '/^torch==/d' constraints.txt > $(OTHER)/constraints.txt
+	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt torch==$(VERSION) --editable ".[transformers,lightning,accelerate,low-bit,plots,docs,dev]" peft pillow
+	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt --no-deps timm torchvision  # they ask for one torch alone
+	$(OTHER)/bin/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 check: $(READY)  ## format, lint, types
 	$(BIN)/ruff format --check .
@@ -43,4 +53,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-torch-*

@@ -18,6 +18,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import platform
 import subprocess
@@ -33,7 +34,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from benchmarks.frontier_case import Limits, part_points
-from benchmarks.frontier_record import PARTS, PEERS, CaseRecord, Point, load, point_from_dict, save
+from benchmarks.frontier_record import (
+    COMPILED,
+    INDUCTOR,
+    PARTS,
+    PEERS,
+    CaseRecord,
+    Point,
+    load,
+    point_from_dict,
+    save,
+)
 from benchmarks.frontier_tables import line, memfit_table, misses, peer_table, summary_table
 from benchmarks.malloc import MALLOC_SETTINGS
 from benchmarks.models import Case, frontier_cases, small_cases
@@ -45,7 +56,9 @@ _MARK = "point: "  # before what a part hands over, to tell it from what compile
 
 def main() -> None:
     options = _options()
-    limits = Limits(quick=options.quick, plan_s=options.time_limit, setting_s=options.setting_limit)
+    limits = Limits(
+        quick=options.quick, plan_s=options.time_limit, setting_s=options.setting_limit, also=tuple(options.also)
+    )
     cases = {str(case): case for case in (small_cases() if options.small else frontier_cases())}
     if options.one is not None:
         case, part = options.one
@@ -116,9 +129,19 @@ class Benchmark:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.frontier", "--one", name, part]
         command += ["--time-limit", str(self.limits.plan_s), "--setting-limit", str(self.limits.setting_s)]
         command += ["--quick"] * self.limits.quick + ["--small"] * self.options.small
+        command += ["--also", *map(str, _fractions_of_inductor(self.records[name]))] if part == COMPILED else []
         for text in _lines(command, self.limits.part_s):
             if text.startswith(_MARK):
                 yield point_from_dict(part, json.loads(text.removeprefix(_MARK)))
+
+
+def _fractions_of_inductor(record: CaseRecord) -> list[float]:
+    """Where torch.compile's settings end, in hundredths below: compiled plans are compared with it there."""
+    if record.eager is None:
+        return []
+    peaks = [point.peak_bytes for point in record.peers if point.peer == INDUCTOR and point.peak_bytes is not None]
+    parts = {math.floor(100 * record.eager.fraction(peak)) / 100 for peak in peaks}
+    return sorted((part for part in parts if 0 < part < 1), reverse=True)
 
 
 def _lines(command: list[str], limit_s: float) -> Iterator[str]:
@@ -156,6 +179,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--time-limit", type=float, default=Limits.plan_s, help="seconds a plan (%(default)s)")
     parser.add_argument("--setting-limit", type=float, default=Limits.setting_s, help="seconds a peer's setting")
     parser.add_argument("--results", type=Path, default=RESULTS, help="JSON file to go on with (%(default)s)")
+    parser.add_argument("--also", nargs="*", type=float, default=[], help=argparse.SUPPRESS)
     parser.add_argument("--one", nargs=2, metavar=("CASE", "PART"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.parts is None:

@@ -34,6 +34,7 @@ class Limits:
     quick: bool = False
     plan_s: float = 10.0  # the search; capture and measuring operators come on top
     setting_s: float = 300.0  # one setting of a peer, compiling included
+    also: tuple[float, ...] = ()  # fractions at which compiled plans are made beside the usual ones
 
     @property
     def part_s(self) -> float:
@@ -84,7 +85,8 @@ def compiled_points(subject: Subject, limits: Limits) -> Iterator[PeerPoint]:
     eager = eager_run(subject, with_time=False)
     planned = copy.deepcopy(subject.model)
     comparison = _Comparison(subject)
-    for fraction in (*(QUICK_COMPILED_FRACTIONS if limits.quick else COMPILED_FRACTIONS), None):
+    usual = QUICK_COMPILED_FRACTIONS if limits.quick else COMPILED_FRACTIONS
+    for fraction in (*usual, *(each for each in limits.also if each not in usual), None):
         budget = "smallest" if fraction is None else eager.budget_bytes(fraction)
         setting = "smallest" if fraction is None else f"{fraction:.2f} of the part"
         try:

@@ -103,7 +103,7 @@ def test_a_damaged_file_is_said_and_replaced(
     folder: Path, searches: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     fitted(chain(), batch())
-    (path,) = folder.iterdir()
+    (path,) = folder.glob("*/*.json")
     path.write_text(path.read_text()[:100])
     with caplog.at_level(logging.WARNING):
         fitted(chain(), batch())
@@ -163,7 +163,7 @@ def kept(folder: Path) -> tuple[Path, memfit.Plan]:
     model = fitted(chain(), batch())
     plan = memfit.plan_of(model)
     assert plan is not None
-    (path,) = folder.iterdir()
+    (path,) = folder.glob("*/*.json")
     return path, plan
 
 

@@ -12,7 +12,7 @@ from torch import fx, nn
 
 from memfit import _torch
 from memfit.capture.alternatives import extend
-from memfit.capture.fuse import agains_in, stretches_in
+from memfit.capture.fuse import alternatives_in, stretches_in
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
@@ -264,7 +264,7 @@ def _with_costs(graph: Graph, costs: Mapping[str, OperatorCost]) -> tuple[Graph,
 
 def _put_off(graph: fx.Graph) -> Likenesses:
     """Stretches that are compiled where a plan has them, see Note [Like others] in `ops/likeness.py`."""
-    return {each: like for each, like in likenesses(agains_in(graph)).items() if not each.is_ready_here}
+    return {each: like for each, like in likenesses(alternatives_in(graph)).items() if not each.is_ready_here}
 
 
 def _times(

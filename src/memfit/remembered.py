@@ -1,9 +1,11 @@
 """Plans of earlier runs, on disk: the same model, batch and wishes, on the same machine, take the plan that is there.
 
 Note [What is the same]
-    A plan is found by a hash of all that decides it: every operation of the captured graph with its arguments, the
-    sizes of all values, what the optimizer needs, the recipe, the versions of memfit and torch, what was set in torch,
-    the processor and how many threads it runs. So a model whose code was changed does not find the plan it had before.
+    A plan is found by hashes of all that decides it. Before a model is captured that is the model's parameters, the
+    sample, the recipe, the versions of memfit and torch, what was set in torch, the processor and how many threads it
+    runs: the folder. Afterwards it is every operation of the captured graph with its arguments, the sizes of all
+    values and what the optimizer needs: the file. So a model whose code was changed does not find the plan it had
+    before. The newest plan of a folder says in which layout to capture, so that it is done once.
 """
 
 import dataclasses
@@ -33,23 +35,40 @@ from memfit.recipe import Recipe
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 1  # to be raised when plans of before are not as good, or not as right, as those made now
+_FORMAT = 2  # to be raised when plans of before are not as good, or not as right, as those made now
 _PROCESSORS = Path("/proc/cpuinfo")
 
 
-def place_of(recipe: Recipe, model: nn.Module, sample: Sample, graph: Graph, optimizer: OptimizerMemory) -> Path:
-    """The file of a plan, see Note [What is the same]."""
-    operations = (*graph.operations, *graph.alternatives)
+def folder_of(recipe: Recipe, model: nn.Module, sample: Sample) -> Path:
+    """Where plans for a wish are, see Note [What is the same]."""
     words = [
         [_FORMAT, _version(), torch.__version__, _processor(), os.cpu_count(), torch.get_num_threads(), _switches()],
-        [_device_words(model), model_digest(model), describe_sample(sample), dataclasses.astuple(optimizer)],
-        [graph.digest(), [each.signature for each in operations], [each.size_bytes for each in graph.storages]],
+        [_device_words(model), model_digest(model), describe_sample(sample)],
         [recipe.budget, recipe.allow, recipe.outputs, recipe.backward_from, recipe.time_limit_s],
         [_selection_words(each) for each in recipe.recompute],
         [_selection_words(each) for each in recipe.keep],
     ]
-    digest = hashlib.sha256(json.dumps(words, default=str).encode()).hexdigest()[:24]
-    return cache_folder() / "plans" / f"{type(model).__name__}-{digest}.json"
+    return cache_folder() / "plans" / f"{type(model).__name__}-{_digest(words)}"
+
+
+def place_in(folder: Path, graph: Graph, optimizer: OptimizerMemory) -> Path:
+    """The file of a plan for a graph, see Note [What is the same]."""
+    operations = (*graph.operations, *graph.alternatives)
+    words = [
+        [graph.digest(), [each.signature for each in operations], [each.size_bytes for each in graph.storages]],
+        dataclasses.astuple(optimizer),
+    ]
+    return folder / f"{_digest(words)}.json"
+
+
+def newest_plan(folder: Path) -> Plan | None:
+    """The plan that was kept last, for whatever graph; None if there is none that can be read."""
+    try:
+        newest = max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, default=None)
+    except OSError as error:
+        log.warning("plans of earlier runs in %s cannot be looked at (%s); planning again", folder, first_line(error))
+        return None
+    return None if newest is None else find_plan(newest)
 
 
 def find_plan(path: Path) -> Plan | None:
@@ -89,6 +108,10 @@ def can_run_as_planned(graph: Graph, program: Program) -> bool:
     stretches = [form for form in forms if isinstance(form, Stretch)]
     compile_all(stretches)
     return not any(stretch.failure for stretch in stretches)
+
+
+def _digest(words: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(words, default=str).encode()).hexdigest()[:24]
 
 
 def _version() -> str:

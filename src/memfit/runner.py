@@ -21,7 +21,7 @@ from memfit.capture.trace import Joint
 from memfit.describe import describe_sample
 from memfit.errors import CaptureError, InfeasibleBudget, InvalidFile
 from memfit.execute.compiled import CompiledCall
-from memfit.ir import Graph, Program
+from memfit.ir import Graph, OptimizerMemory, Program
 from memfit.layout import with_layout
 from memfit.measure.allocations import Quiet
 from memfit.pipeline import make_plan, make_planner
@@ -38,7 +38,7 @@ from memfit.prepare import (
     with_beside,
 )
 from memfit.recipe import Recipe, without_channels_last
-from memfit.remembered import can_run_as_planned, find_plan, keep_plan, place_of
+from memfit.remembered import can_run_as_planned, find_plan, folder_of, keep_plan, newest_plan, place_in
 from memfit.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,8 @@ class Runner:
     only_the_plan: bool = False  # refuse a call that the plan is not for
     others: list[Plan] = dataclasses.field(default_factory=list)  # made for calls of other shapes
     searches: int = 0
-    place: Path | None = None  # of the plan that is remembered
+    folder: Path | None = None  # of the plans that are remembered
+    place: Path | None = None  # of this one
     quiet: Quiet | None = None  # what is known of the operations of the first call
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
@@ -83,11 +84,13 @@ class Runner:
         return self  # what it holds does not change with the copy
 
     def _planned(self, model: nn.Module, joint: Joint, example: Sample, unplanned: Traced | None) -> CompiledCall:
-        if self.plan is None:
-            prepared = prepare(model, joint, example, self.recipe, may_put_off=True, unplanned=unplanned)
-            return self._searched(model, joint, prepared, example)
         before = Traced.of(joint)
         graph = planned_graph(joint, self.recipe)
+        if self.plan is None:
+            if self.folder is not None:
+                self.place = place_in(self.folder, graph, self._optimizer_memory(model, before.graph))
+            prepared = prepare(model, joint, example, self.recipe, before=before, may_put_off=True, unplanned=unplanned)
+            return self._searched(model, joint, prepared, example)
         if graph.digest() == self.plan.program.graph_digest:
             check_program(graph, self.plan.program)
             return CompiledCall(joint, graph, self.plan.program)
@@ -102,19 +105,19 @@ class Runner:
 
     def _remembered(self, model: nn.Module, example: Sample) -> CompiledCall | None:
         """By the plan of an earlier run; None if there is none."""
-        recipe = without_channels_last(self.recipe)
+        self.folder = folder_of(self.recipe, model, example)
+        newest = newest_plan(self.folder)
+        if newest is None:
+            return None
+        recipe = dataclasses.replace(self.recipe, allow=newest.allow)  # in its layout
         with traced_for(model, example, recipe, with_hooks=False) as joint:
-            memory = with_beside(step_optimizer_memory(recipe.optimizer, model, lower(joint), recipe.device), recipe)
+            memory = self._optimizer_memory(model, lower(joint))
             graph = planned_graph(joint, recipe)
-            self.place = place_of(self.recipe, model, example, graph, memory)
-            plan = find_plan(self.place)
-            if plan is None:
-                return None
-            if plan.allow == recipe.allow:
-                return self._taken(plan, model, joint, graph)
-        recipe = dataclasses.replace(recipe, allow=plan.allow)  # in the other layout
-        with traced_for(model, example, recipe, with_hooks=False) as joint:
-            return self._taken(plan, model, joint, planned_graph(joint, recipe))
+            plan = find_plan(place_in(self.folder, graph, memory))
+            return None if plan is None else self._taken(plan, model, joint, graph)
+
+    def _optimizer_memory(self, model: nn.Module, graph: Graph) -> OptimizerMemory:
+        return with_beside(step_optimizer_memory(self.recipe.optimizer, model, graph, self.recipe.device), self.recipe)
 
     def _taken(self, plan: Plan, model: nn.Module, joint: Joint, graph: Graph) -> CompiledCall | None:
         """By a plan of an earlier run, unless it cannot be run here as it was planned."""

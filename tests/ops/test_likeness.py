@@ -9,7 +9,7 @@ from torch import fx, nn
 
 import memfit
 from memfit import _torch, prepare
-from memfit.capture.fuse import agains_in, fuse
+from memfit.capture.fuse import alternatives_in, fuse
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
@@ -89,7 +89,7 @@ def test_those_left_out_are_not_run_and_get_a_time() -> None:
     model, sample = Narrowing(), Sample.of(torch.randn(1024, 256))
     with traced(model, sample) as joint:
         fuse(joint)
-        like = likenesses(agains_in(joint.graph_module.graph))
+        like = likenesses(alternatives_in(joint.graph_module.graph))
         assert like
         graph = lower(joint)
         times = operation_times(joint.graph_module, graph, model, sample, steps=2, like=like)

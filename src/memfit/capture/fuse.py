@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from memfit import _torch
-from memfit.capture.nodes import INHERITED, REMAKES, TECHNIQUE, is_alternative, is_backward, shows
+from memfit.capture.nodes import INHERITED, REMAKES, TECHNIQUE, is_alternative, shows
 from memfit.capture.runs import Run, find_runs
 from memfit.capture.stretches import Piece, arranged, cut_out, made_again, put_into
 from memfit.capture.trace import Joint
@@ -44,12 +44,10 @@ def stretches_in(graph: fx.Graph, *, alternatives: bool = True) -> list[Stretch]
     return list(dict.fromkeys(node.target for node in calls if isinstance(node.target, Stretch)))
 
 
-def agains_in(graph: fx.Graph) -> list[Stretch]:
-    """The stretches that only make values of the forward pass again, each once."""
-    calls = [node for node in graph.nodes if isinstance(node.target, Stretch)]
-    again = [node for node in calls if is_alternative(node) and not is_backward(node)]
-    others = {node.target for node in calls if node not in again}
-    return [each for each in dict.fromkeys(node.target for node in again) if each not in others]
+def alternatives_in(graph: fx.Graph) -> list[Stretch]:
+    """The stretches that are nothing but alternatives of others, each once."""
+    own = set(stretches_in(graph, alternatives=False))
+    return [each for each in stretches_in(graph) if each not in own]
 
 
 class _Fusing:

@@ -1,8 +1,8 @@
 """Stretches that are taken to cost what others do, instead of being compiled and measured before there is a plan.
 
 Note [Like others]
-    Stretches that make one value again are small and many, and differ from each other in sizes more than in anything
-    else; compiling each takes as long as compiling a big one. So of those with the same operators two are measured: the
+    Stretches that make values again, alone or inside another, are many, and differ from each other in sizes more than
+    in anything else; compiling each takes about as long. So of those with the same operators two are measured: the
     biggest, and one of about a quarter of its bytes. The others are said to take as long a byte as these do, in
     between by size, and are compiled where a plan has them.
 """
