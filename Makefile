@@ -13,12 +13,14 @@ test: $(READY)  ## the fast tests
 
 OTHER = .venv-torch-$(VERSION)
 
-test-torch:  ## the fast tests on another version of torch, in an environment of its own: make test-torch VERSION=2.10.0
-	@test -n "$(VERSION)" || { echo "which one? make test-torch VERSION=2.10.0"; exit 1; }
+test-torch:  ## the fast tests on another version of torch, in an environment of its own: make test-torch VERSION=2.15.0
+	@test -n "$(VERSION)" || { echo "which one? make test-torch VERSION=2.15.0"; exit 1; }
 	$(PYTHON) -m venv $(OTHER)
 	sed -e '/^torch==/d' constraints.txt > $(OTHER)/constraints.txt
-	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt torch==$(VERSION) --editable ".[transformers,lightning,accelerate,low-bit,plots,docs,dev]" peft pillow
-	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt --no-deps timm torchvision  # they ask for one torch alone
+	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt torch==$(VERSION) \
+	  highspy jinja2 platformdirs psutil rich safetensors typer accelerate lightning matplotlib peft pillow torchao transformers \
+	  mkdocs mkdocs-material "mkdocstrings[python]" hypothesis mypy pytest pytest-xdist pyyaml ruff types-psutil
+	$(OTHER)/bin/python -m pip install --quiet --constraint $(OTHER)/constraints.txt --no-deps timm torchvision --editable .  # they ask for one torch
 	$(OTHER)/bin/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 check: $(READY)  ## format, lint, types

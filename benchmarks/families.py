@@ -124,6 +124,12 @@ def _row(row: FamilyResult) -> str:
     )
 
 
+def _difference(row: FamilyResult) -> str:
+    if row.beyond_rounding == 0:
+        return "rounding"
+    return f"up to {row.difference if row.beyond_rounding is None else row.beyond_rounding:.1e}"
+
+
 def _sentence(reason: str) -> str:
     return " ".join(reason.split())[:400]
 

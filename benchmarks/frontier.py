@@ -129,8 +129,9 @@ class Benchmark:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.frontier", "--one", name, part]
         command += ["--time-limit", str(self.limits.plan_s), "--setting-limit", str(self.limits.setting_s)]
         command += ["--quick"] * self.limits.quick + ["--small"] * self.options.small
-        command += ["--also", *map(str, _fractions_of_inductor(self.records[name]))] if part == COMPILED else []
-        for text in _lines(command, self.limits.part_s):
+        also = _fractions_of_inductor(self.records[name]) if part == COMPILED else []
+        command += ["--also", *map(str, also)]
+        for text in _lines(command, self.limits.part_s + len(also) * self.limits.setting_s):
             if text.startswith(_MARK):
                 yield point_from_dict(part, json.loads(text.removeprefix(_MARK)))
 

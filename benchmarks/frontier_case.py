@@ -121,6 +121,7 @@ def _compiled_point(
             error=times.error,
             first_step_s=first_step_s,
             largest_difference=comparison.differences(planned)["gradients"],
+            eager_kernels="inductor" not in plan.allow,
         )
     finally:
         _planner.remove(planned)

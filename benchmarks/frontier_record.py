@@ -96,6 +96,7 @@ class PeerPoint:
     first_step_s: float | None = None  # until the first step has run: capture, plan, compilation
     error: float = 0.0  # standard error of the ratio
     largest_difference: float | None = None  # of gradients from eager's, relative
+    eager_kernels: bool = False  # memfit's own choice, where compiled ones were allowed
 
 
 Point = EagerRun | MemfitPoint | PeerPoint

@@ -32,7 +32,7 @@ def _ratio(point: PeerPoint | None) -> str:
         return ""
     if point.time_ratio is None:
         return "no plan" if "Infeasible" in point.reason else "failed"
-    return f"{point.time_ratio:.2f} ± {point.error or 0.0:.2f}"
+    return f"{point.time_ratio:.2f} ± {point.error or 0.0:.2f}{', eager kernels' if point.eager_kernels else ''}"
 
 
 def _plain_ratio(point: PeerPoint) -> str:

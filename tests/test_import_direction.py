@@ -30,7 +30,7 @@ PIPELINE = {"describe", "recipe", "prepare", "pipeline"}
 BELOW_API = (
     BELOW_CAPTURE
     | PIPELINE
-    | {"plan", "estimate", "capture", "execute", "remembered", "layout", "runner", "regions", "unplanned"}
+    | {"plan", "estimate", "capture", "execute", "remembered", "layout", "ways", "runner", "regions", "unplanned"}
 )
 BELOW_STEP = BELOW_API | {"api", "prove"}
 BELOW_REPORT = BELOW_STEP | {"step", "multilevel", "distributed", "integrations", "zoo"}
@@ -60,7 +60,8 @@ MAY_IMPORT = {
     "unplanned": BELOW_CAPTURE | PIPELINE | {"plan", "estimate", "capture", "execute"},
     "remembered": BELOW_CAPTURE | {"plan", "capture", "describe", "recipe"},
     "layout": BELOW_CAPTURE | {"plan", "capture", "describe", "recipe", "prepare"},
-    "runner": BELOW_CAPTURE | PIPELINE | {"plan", "capture", "execute", "remembered", "layout"},
+    "ways": BELOW_CAPTURE | {"plan", "recipe"},
+    "runner": BELOW_CAPTURE | PIPELINE | {"plan", "capture", "execute", "remembered", "layout", "ways"},
     "regions": BELOW_CAPTURE | PIPELINE | {"plan", "capture", "execute", "runner"},
     "api": BELOW_API,
     "prove": BELOW_API | {"api"},

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import memfit
-from memfit import _torch, pipeline, remembered
+from memfit import _torch, pipeline, remembered, runner
 from memfit.measure.peak import measure_peak
 from memfit.ops import stretch
 
@@ -204,4 +204,35 @@ def test_a_plan_is_not_kept_where_its_kernels_cannot_be_compiled(monkeypatch: py
     monkeypatch.setattr(_torch, "compile_graph", refuse)
     model = chain(activation=nn.SiLU, width=256)
     fitted(model, torch.randn(256, 256), "smallest", kernels="inductor")
-    assert not folder.exists()
+    kept = [memfit.Plan.load(path) for path in folder.glob("*/*.json")]
+    assert not any("inductor" in plan.allow for plan in kept)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_plans_in_other_layouts_are_found_beside_each_other(folder: Path, searches: list[int]) -> None:
+    fitted(chain(), batch())
+    (path,) = folder.glob("*/*.json")
+    other = dataclasses.replace(memfit.Plan.load(path), allow=("recompute",))
+    other.save(path.with_name("0.json"))  # of another graph, and newer
+    assert remembered.kept_ways(path.parent) == [("recompute",), ("recompute", "lean")]
+    fitted(chain(), batch())
+    assert len(searches) == 1
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_model_that_cannot_be_captured_as_it_was_is_planned_anew(
+    monkeypatch: pytest.MonkeyPatch, searches: list[int]
+) -> None:
+    fitted(chain(), batch())
+    trace = runner.traced_for
+    calls: list[int] = []
+
+    def refuse_once(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise memfit.CaptureError("not in this layout")
+        return trace(*arguments, **options)
+
+    monkeypatch.setattr(runner, "traced_for", refuse_once)
+    assert memfit.plan_of(fitted(chain(), batch())) is not None
+    assert len(searches) == 2

@@ -323,7 +323,7 @@ class _FirstOperator(TorchDispatchMode):
 def first_operator(
     function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Any, Sequence[Any], dict[str, Any]]:
-    """The operator that a function calls first, with its arguments; None if it does not come to that."""
+    """The operator that a function calls first (None if it does not come to that), and its arguments."""
     mode = _FirstOperator()
     with mode, contextlib.suppress(Exception):
         function(*args, **kwargs)
@@ -331,7 +331,7 @@ def first_operator(
 
 
 def layout_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
-    """A function of as many tensors: whether each is laid out as its predecessor here."""
+    """A function of as many tensors: whether each is laid out as its predecessor here, and none is given twice."""
     check: Callable[..., bool] = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     return check
 

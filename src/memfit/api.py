@@ -25,6 +25,7 @@ from memfit.regions.planner import make_region_planner
 from memfit.regions.run import RegionRunner, apply_regions, plan_in_regions
 from memfit.runner import Runner
 from memfit.unplanned import Loss, unplanned_step
+from memfit.ways import best_way
 
 Selections = Selection | Sequence[Selection]
 
@@ -116,15 +117,15 @@ def plan(
 
 
 def _plan_whole(model: nn.Module, example: Sample, recipe: Recipe) -> Plan:
-    chosen, unplanned = with_layout(model, example, recipe)
-    try:
-        with traced_for(model, example, chosen) as joint:
-            prepared = prepare(model, joint, example, chosen, may_put_off=True, unplanned=unplanned)
-            return make_plan(model, example, make_planner(model, prepared, chosen), prepared, chosen)
-    except InfeasibleBudget:
-        if not chosen.channels_last:
-            raise
-    return _plan_whole(model, example, without_channels_last(recipe))  # which may go lower
+    recipe, unplanned = with_layout(model, example, recipe)
+
+    def made(way: Recipe) -> Plan:
+        with traced_for(model, example, way) as joint:
+            other = unplanned if way.channels_last else None
+            prepared = prepare(model, joint, example, way, may_put_off=True, unplanned=other)
+            return make_plan(model, example, make_planner(model, prepared, way), prepared, way)
+
+    return best_way(recipe, made, lambda plan: plan)
 
 
 def apply(plan: Plan, model: nn.Module, sample: Any = None) -> nn.Module:

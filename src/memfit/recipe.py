@@ -55,6 +55,11 @@ class Recipe:
         return self.budget is None and not self.recompute and not self.rewrites
 
     @property
+    def compiles(self) -> bool:
+        """Whether kernels may be compiled."""
+        return "inductor" in self.allow
+
+    @property
     def channels_last(self) -> bool:
         """Whether convolutions may read images with their channels last, see `capture/layout.py`."""
         return "channels-last" in self.allow and not self.is_unplanned
@@ -72,6 +77,12 @@ class Recipe:
 def without_channels_last(recipe: Recipe) -> Recipe:
     """The same in the layout that the model has."""
     return dataclasses.replace(recipe, allow=tuple(each for each in recipe.allow if each != "channels-last"))
+
+
+def without_kernels(recipe: Recipe) -> Recipe:
+    """The same with the model's own operators, in the layout that the model has."""
+    compiled = ("inductor", "channels-last")
+    return dataclasses.replace(recipe, allow=tuple(each for each in recipe.allow if each not in compiled))
 
 
 def check_techniques(names: Sequence[str]) -> None:

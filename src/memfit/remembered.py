@@ -5,7 +5,7 @@ Note [What is the same]
     sample, the recipe, the versions of memfit and torch, what was set in torch, the processor and how many threads it
     runs: the folder. Afterwards it is every operation of the captured graph with its arguments, the sizes of all
     values and what the optimizer needs: the file. So a model whose code was changed does not find the plan it had
-    before. The newest plan of a folder says in which layout to capture, so that it is done once.
+    before. The plans of a folder say in which layout to capture, and for which kernels: as a rule that is done once.
 """
 
 import dataclasses
@@ -61,14 +61,15 @@ def place_in(folder: Path, graph: Graph, optimizer: OptimizerMemory) -> Path:
     return folder / f"{_digest(words)}.json"
 
 
-def newest_plan(folder: Path) -> Plan | None:
-    """The plan that was kept last, for whatever graph; None if there is none that can be read."""
+def kept_ways(folder: Path) -> list[tuple[str, ...]]:
+    """What was allowed in the plans of a folder, the newest first: what to capture for."""
     try:
-        newest = max(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, default=None)
+        paths = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     except OSError as error:
         log.warning("plans of earlier runs in %s cannot be looked at (%s); planning again", folder, first_line(error))
-        return None
-    return None if newest is None else find_plan(newest)
+        return []
+    plans = [plan for path in paths if (plan := find_plan(path)) is not None]
+    return list(dict.fromkeys(plan.allow for plan in plans))
 
 
 def find_plan(path: Path) -> Plan | None:

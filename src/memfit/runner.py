@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -19,7 +19,7 @@ from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint
 from memfit.describe import describe_sample
-from memfit.errors import CaptureError, InfeasibleBudget, InvalidFile
+from memfit.errors import CaptureError, InvalidFile, first_line
 from memfit.execute.compiled import CompiledCall
 from memfit.ir import Graph, OptimizerMemory, Program
 from memfit.layout import with_layout
@@ -37,9 +37,10 @@ from memfit.prepare import (
     traced_for,
     with_beside,
 )
-from memfit.recipe import Recipe, without_channels_last
-from memfit.remembered import can_run_as_planned, find_plan, folder_of, keep_plan, newest_plan, place_in
+from memfit.recipe import Recipe
+from memfit.remembered import can_run_as_planned, find_plan, folder_of, keep_plan, kept_ways, place_in
 from memfit.units import format_bytes
+from memfit.ways import best_way
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +56,7 @@ class Runner:
     searches: int = 0
     folder: Path | None = None  # of the plans that are remembered
     place: Path | None = None  # of this one
+    graph: Graph | None = None  # that the plan was made for, while it is not kept
     quiet: Quiet | None = None  # what is known of the operations of the first call
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
@@ -64,14 +66,24 @@ class Runner:
         remembered = self._remembered(model, example) if self.recipe.remember else None
         if remembered is not None:
             return remembered
-        self.recipe, unplanned = with_layout(model, example, self.recipe, with_hooks=False)
-        try:
-            return self._traced(model, example, unplanned)
-        except InfeasibleBudget:
-            if not self.recipe.channels_last:
-                raise
-        self.recipe = without_channels_last(self.recipe)  # which may go lower
-        return self._traced(model, example, None)
+        return self._planned_first(model, example)
+
+    def _planned_first(self, model: nn.Module, example: Sample) -> CompiledCall:
+        """By a plan that is made for it, in the best of several ways."""
+        recipe, unplanned = with_layout(model, example, self.recipe, with_hooks=False)
+
+        def made(way: Recipe) -> "_First":
+            runner = Runner(recipe=way, folder=self.folder)
+            call = runner._traced(model, example, unplanned if way.channels_last else None)
+            assert runner.plan is not None
+            return _First(runner, runner.plan, call)
+
+        runner, plan, call = best_way(recipe, made, lambda each: each.plan)
+        self._begin(plan)
+        self.searches, self.quiet = runner.searches, runner.quiet
+        if runner.place is not None and runner.graph is not None and can_run_as_planned(runner.graph, plan.program):
+            keep_plan(runner.place, plan)
+        return call
 
     def _traced(self, model: nn.Module, example: Sample, unplanned: Traced | None) -> CompiledCall:
         with traced_for(model, example, self.recipe, with_hooks=False) as joint:
@@ -106,14 +118,21 @@ class Runner:
     def _remembered(self, model: nn.Module, example: Sample) -> CompiledCall | None:
         """By the plan of an earlier run; None if there is none."""
         self.folder = folder_of(self.recipe, model, example)
-        newest = newest_plan(self.folder)
-        if newest is None:
-            return None
-        recipe = dataclasses.replace(self.recipe, allow=newest.allow)  # in its layout
+        for allow in kept_ways(self.folder):
+            try:
+                call = self._remembered_for(dataclasses.replace(self.recipe, allow=allow), model, example, self.folder)
+            except CaptureError as error:  # not of the model as it was then, maybe of what was allowed then
+                log.info("not captured as in an earlier run: %s", first_line(error))
+                continue
+            if call is not None:
+                return call
+        return None
+
+    def _remembered_for(self, recipe: Recipe, model: nn.Module, example: Sample, folder: Path) -> CompiledCall | None:
         with traced_for(model, example, recipe, with_hooks=False) as joint:
             memory = self._optimizer_memory(model, lower(joint))
             graph = planned_graph(joint, recipe)
-            plan = find_plan(place_in(self.folder, graph, memory))
+            plan = find_plan(place_in(folder, graph, memory))
             return None if plan is None else self._taken(plan, model, joint, graph)
 
     def _optimizer_memory(self, model: nn.Module, graph: Graph) -> OptimizerMemory:
@@ -141,8 +160,7 @@ class Runner:
         self.quiet = self.quiet or prepared.quiet
         if self.plan is None:
             self._begin(made)
-            if self.place is not None and can_run_as_planned(prepared.graph, made.program):
-                keep_plan(self.place, made)
+            self.graph = prepared.graph
         else:
             self.others.append(made)
         return CompiledCall(joint, prepared.graph, made.program)
@@ -159,6 +177,14 @@ class Runner:
             known.append((0.0, program_of(planner.problem, planner.unplanned)))
         fitting = (each for _, each in sorted(known, key=lambda one: one[0]) if _fits(prepared, each, limit))
         return next(fitting, None)
+
+
+class _First(NamedTuple):
+    """One way to run the first call."""
+
+    runner: Runner
+    plan: Plan
+    call: CompiledCall
 
 
 def _fits(prepared: Prepared, program: Program, limit_bytes: int) -> bool:

@@ -119,6 +119,67 @@ def test_other_arguments_are_noticed(call):
     assert_same(train_step(eager, batch), train_step(captured, batch))
 
 
+class Shifted(nn.Module):
+    """A number or a tensor in either place."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, features, scale=None, shift=None):
+        made = self.linear(features)
+        made = made if scale is None else made * scale
+        return made if shift is None else made + shift
+
+
+@pytest.mark.parametrize("number", [2.0, None])
+def test_a_tensor_in_another_place_is_noticed(number):
+    eager, captured = Shifted(), Shifted()
+    batch, other = torch.randn(2, 4), torch.randn(2, 4)
+    memfit.fit(captured, {"features": batch, "scale": number, "shift": other})
+    for _ in range(2):
+        captured(features=batch, scale=number, shift=other)
+    expected = eager(features=batch, scale=other, shift=number)
+    assert torch.equal(captured(features=batch, scale=other, shift=number), expected)
+
+
+class Tied(nn.Module):
+    """One weight for two parts, and one part used twice."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.third = self.second
+
+    def forward(self, features):
+        return self.third(self.second(self.first(features)))
+
+
+def test_tied_weights_are_not_looked_up_again_and_untied_ones_are(monkeypatch):
+    eager, captured, batch = Tied(), Tied(), torch.randn(2, 4)
+    memfit.fit(captured, batch)
+    captured(batch)
+    with monkeypatch.context() as patched:
+        patched.setattr(attach, "_kind_of_call", None)
+        assert torch.equal(captured(batch), eager(batch))
+    for model in (eager, captured):
+        torch.manual_seed(1)
+        model.second.weight = nn.Parameter(torch.randn(4, 4))
+    assert torch.equal(captured(batch), eager(batch))
+
+
+def test_a_frozen_model_runs_by_its_own_forward_whatever_it_is_given():
+    captured = memfit.fit(Shifted(), {"features": torch.randn(2, 4), "scale": 2.0})
+    captured(features=torch.randn(2, 4), scale=2.0)
+    captured.requires_grad_(False)
+    number = type("Number", (), {"__rmul__": lambda self, other: other})()  # may change from call to call
+    features = torch.randn(2, 4)
+    assert torch.equal(captured(features=features, scale=number), captured.linear(features))
+
+
 def test_autocast_is_noticed():
     batch = torch.randn(4, 3, 8, 8)
     eager = ConvNet()

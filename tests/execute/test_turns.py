@@ -2,6 +2,7 @@ import torch
 from torch import fx
 
 from memfit.execute.codegen import generate
+from memfit.execute.handover import hand_over
 from memfit.execute.turns import without_double_turns
 
 aten = torch.ops.aten
@@ -64,6 +65,16 @@ def test_what_is_given_does_not_become_a_result():
     graph = fx.Graph()
     matrix = graph.placeholder("matrix")
     graph.output([graph.call_function(aten.t.default, (graph.call_function(aten.t.default, (matrix,)),))])
+    without_double_turns(graph)
+    value = torch.randn(2, 3)
+    assert generate(graph)([value])[0] is not value
+
+
+def test_what_is_given_is_not_handed_over():
+    graph = fx.Graph()
+    given = graph.placeholder("tangents_1")
+    turned_twice = graph.call_function(aten.t.default, (graph.call_function(aten.t.default, (given,)),))
+    graph.output([graph.call_function(hand_over, (0, turned_twice, False, 1))])
     without_double_turns(graph)
     value = torch.randn(2, 3)
     assert generate(graph)([value])[0] is not value

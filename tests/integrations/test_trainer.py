@@ -14,7 +14,7 @@ from tests.texts import Texts, gpt2, llama, padded
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread"),
@@ -90,6 +90,30 @@ def test_losses_are_the_same_bit_for_bit_inside_the_budget(tmp_path: Path, capsy
     state = trainer.model.state_dict()
     gpt2().load_state_dict(state)
     assert all(torch.equal(state[name], value) for name, value in plain.model.state_dict().items())
+
+
+class Closing(TrainerCallback):
+    """A logger that closes when training ends, as those of TensorBoard and wandb do."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, float] = {}
+        self.closed = False
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        assert not self.closed
+        self.seen |= logs
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.closed = True
+
+
+def test_a_logger_that_closes_at_the_end_has_seen_the_last_numbers(tmp_path: Path, capsys: Any) -> None:
+    trainer = make_trainer(tmp_path)
+    logger = Closing()
+    trainer.add_callback(logger)
+    fitted(trainer).train()
+    assert logger.closed
+    assert {"memfit/captures", "memfit/hit_rate", "memfit/peak_bytes"} <= logger.seen.keys()
 
 
 def test_texts_of_many_lengths_go_into_a_few_buckets(tmp_path: Path, capsys: Any) -> None:

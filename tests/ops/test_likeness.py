@@ -45,6 +45,17 @@ def scaled(rows: int, operator: Any = aten.relu.default, *, turned: bool = False
     return stretch_of(graph)
 
 
+def summed(rows: int, dimension: int) -> Stretch:
+    with _torch.FakeTensorMode():
+        graph = fx.Graph()
+        given = graph.placeholder("given")
+        given.meta["val"] = torch.empty(rows, 64)
+        made = graph.call_function(aten.sum.dim_IntList, (given, [dimension]))
+        made.meta["val"] = torch.empty(64 if dimension == 0 else rows)
+        graph.output([made])
+    return stretch_of(graph)
+
+
 def test_the_biggest_and_one_of_a_quarter_are_measured() -> None:
     sizes = {rows: scaled(rows) for rows in (512, 1024, 2048, 4096, 8192)}
     expected = Like(sizes[8192], sizes[2048])
@@ -55,6 +66,11 @@ def test_the_biggest_and_one_of_a_quarter_are_measured() -> None:
 def test_other_operators_and_layouts_are_other_families() -> None:
     kinds = [scaled(512), scaled(512, aten.sigmoid.default), scaled(512, turned=True)]
     assert likenesses(kinds) == {}
+
+
+def test_sums_along_other_dimensions_are_other_families() -> None:
+    assert likenesses([summed(rows, 0) for rows in (64, 128, 512)])
+    assert likenesses([summed(64, 0), summed(128, 1), summed(512, 0)]) == {}
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(1024, 20.0), (2048, 40.0), (4096, 120.0), (8192, 320.0)])

@@ -101,6 +101,13 @@ def test_a_difference_below_the_rounding_of_the_largest_number_is_told_apart():
     assert noise.equal == 1
     assert beyond.beyond_rounding == beyond.largest_difference > 1e3
     assert checking._comparison("gradients", eager, {"weight": eager["weight"]}).beyond_rounding == math.inf
+    buffers = checking._comparison("buffers", eager, rounded)
+    assert buffers.beyond_rounding == buffers.largest_difference
+    masked = checking._comparison(
+        "gradients", eager | {"mask": torch.tensor([-math.inf])}, rounded | {"mask": torch.tensor([-math.inf])}
+    )
+    assert masked.beyond_rounding == 0.0
+    assert masked.equal == 2
 
 
 def test_a_generator_that_went_another_way_is_found(planned, monkeypatch):

@@ -180,9 +180,10 @@ class PlannedForward:
         if not self.active:
             return self.original(*args, **kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        if self._last is not None and (same := self._last.states(leaves, spec)) is not None:
+        last = self._last  # another thread may replace it
+        if last is not None and (same := last.states(leaves, spec)) is not None:
             self.runs += 1
-            return self._last.call(same, args, kwargs)
+            return last.call(same, args, kwargs)
         modules, states = _parts(self._model)
         if not self._model.training or not torch.is_grad_enabled() or not _requires_grad(states, leaves):
             return self.original(*args, **kwargs)
@@ -199,6 +200,7 @@ class PlannedForward:
         modules, states = _parts(self._model)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         self.calls[_kind_of_call(modules, states, leaves, spec)] = self._captured(args, kwargs)
+        self._last = None
 
     def restore(self) -> None:
         if self._model.__dict__.get("forward") is not self:
@@ -265,8 +267,10 @@ class _LastCall:
     children: list[tuple[nn.Module | None, ...]]  # of each
     modes: list[bool]
     state_ids: list[int]
-    are_laid_out_so: Callable[..., bool]  # states, then arguments
-    constants: list[Any]
+    different: list[int]  # places of states that are not one before
+    are_laid_out_so: Callable[..., bool]  # the different states, then the arguments
+    are_tensors: list[bool]  # of the arguments
+    constants: list[Any]  # the other arguments
     spec: Any
     autocast: Any
 
@@ -279,13 +283,16 @@ class _LastCall:
         state_ids = list(map(id, states))
         if not _are_others(tensors, state_ids):
             return None
+        different = list({identity: place for place, identity in reversed(list(enumerate(state_ids)))}.values())
         return cls(
             call=call,
             modules=modules,
             children=_children(modules),
             modes=[module.training for module in modules],
             state_ids=state_ids,
-            are_laid_out_so=_torch.layout_check([*states, *tensors]),
+            different=different,
+            are_laid_out_so=_torch.layout_check([*(states[place] for place in different), *tensors]),
+            are_tensors=[isinstance(leaf, torch.Tensor) for leaf in leaves],
             constants=[_constant(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)],
             spec=spec,
             autocast=_autocast(),
@@ -297,15 +304,14 @@ class _LastCall:
             return None
         states = _states(self.modules)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        constants = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
         same = (
             [module.training for module in self.modules] == self.modes
             and list(map(id, states)) == self.state_ids
-            and _are_others(tensors, self.state_ids)
-            and len(constants) == len(self.constants)
-            and list(map(_constant, constants)) == self.constants
             and spec == self.spec
-            and self.are_laid_out_so(*states, *tensors)
+            and [isinstance(leaf, torch.Tensor) for leaf in leaves] == self.are_tensors
+            and _are_others(tensors, self.state_ids)
+            and self.are_laid_out_so(*[states[place] for place in self.different], *tensors)
+            and [_constant(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)] == self.constants
             and _autocast() == self.autocast
         )
         return states if same else None
@@ -324,7 +330,7 @@ def _children(modules: list[nn.Module]) -> list[tuple[nn.Module | None, ...]]:
 def _parts(model: nn.Module) -> tuple[list[nn.Module], list[torch.Tensor]]:
     """All modules, and all parameters, then all buffers, in the order captured calls take them.
 
-    Looked up at every call: users replace parts and tensors, and tie them.
+    Users replace parts and tensors, and tie them.
     """
     modules: list[nn.Module] = []
     waiting = [model]

@@ -6,6 +6,8 @@ A turned matrix is the same memory with its strides exchanged, so twice turned i
 import torch
 from torch import fx
 
+from memfit.execute.handover import hand_over
+
 _TURN = torch.ops.aten.t.default
 _EXCHANGE = torch.ops.aten.transpose.int
 
@@ -26,7 +28,7 @@ def _twice_turned(node: fx.Node) -> fx.Node | None:
         return None
     source = first.args[0]
     assert isinstance(source, fx.Node)
-    returned = any(user.op == "output" for user in node.users)
+    returned = any(user.op == "output" or user.target is hand_over for user in node.users)
     return None if returned and source.op != "call_function" else source
 
 

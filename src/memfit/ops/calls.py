@@ -60,10 +60,10 @@ def _shortest(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Ca
         return None
     with _torch.no_modes():
         like_args, like_kwargs = pytree.tree_map_only(torch.Tensor, _stand_in, (list(args), dict(kwargs)))
-        wanted = target, _all_arguments(target, like_args, like_kwargs)
+        wanted = _all_arguments(target, like_args, like_kwargs)
         for function in _torch.functions_named(target):
             overload, found_args, found_kwargs = _torch.first_operator(function, like_args, like_kwargs)
-            if overload is target and _are_same(wanted[1], _all_arguments(overload, found_args, found_kwargs)):
+            if overload is target and _are_same(wanted, _all_arguments(overload, found_args, found_kwargs)):
                 return function
     return None
 

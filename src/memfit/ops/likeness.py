@@ -66,9 +66,16 @@ def _family(graph: fx.Graph) -> tuple[object, ...]:
     return tuple(
         _look(node.meta["val"])
         if node.op == "placeholder"
-        else (str(node.target), tuple(numbers[each] for each in node.all_input_nodes))
+        else (str(node.target), tuple(numbers[each] for each in node.all_input_nodes), _dimensions(node))
         for node in graph.nodes
     )
+
+
+def _dimensions(node: fx.Node) -> str:
+    """Along which dimensions an operator works: sums over rows cost otherwise than sums over columns."""
+    arguments = node.target._schema.arguments if isinstance(node.target, torch._ops.OpOverload) else ()
+    named = zip(arguments, node.args, strict=False)
+    return str([value for argument, value in named if argument.name in ("dim", "dims")])
 
 
 def _look(value: torch.Tensor) -> tuple[object, ...]:

@@ -31,7 +31,7 @@ class Comparison:
     equal: int  # of them bit for bit
     largest_difference: float  # relative to the largest number of the same eager tensor
     worst: str  # where that is
-    beyond_rounding: float  # the same, without differences below what one float rounds of the part's largest number
+    beyond_rounding: float  # the same; of gradients without what is below one float's rounding of the largest of them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def _comparison(part: str, eager: Mapping[str, torch.Tensor], planned: Mapping[s
     names = dict.fromkeys((*eager, *planned))
     differences = {name: _difference(eager.get(name), planned.get(name)) for name in names}
     worst = max(differences, key=lambda name: differences[name] or 0.0, default="")
-    noise = _ONE_FLOAT * max(map(_largest, eager.values()), default=0.0)
+    noise = _ONE_FLOAT * max(map(_largest, eager.values()), default=0.0) if part == "gradients" else 0.0
     beyond = [each for name, each in differences.items() if each and not _is_noise(each, eager.get(name), noise)]
     return Comparison(
         part=part,
@@ -121,7 +121,9 @@ def _difference(eager: torch.Tensor | None, planned: torch.Tensor | None) -> flo
 
 
 def _largest(tensor: torch.Tensor) -> float:
-    return float(tensor.double().abs().nan_to_num().max()) if tensor.numel() else 0.0
+    """The largest finite number."""
+    numbers = tensor.double().abs()
+    return float(numbers.where(numbers.isfinite(), 0.0).max()) if tensor.numel() else 0.0
 
 
 def _is_noise(difference: float, eager: torch.Tensor | None, noise: float) -> bool:
