@@ -113,9 +113,7 @@ def table(results: dict[str, FamilyResult]) -> str:
 def _row(row: FamilyResult) -> str:
     if row.peak_bytes is None or row.budget_bytes is None or row.eager_peak_bytes is None or row.half_bytes is None:
         return f"| {row.name} | {row.library} | {row.captured} | | | | | |"
-    equal = (
-        "bit for bit" if row.exact else "rounding" if not row.beyond_rounding else f"up to {row.beyond_rounding:.1e}"
-    )
+    equal = "bit for bit" if row.exact else _difference(row)
     smallest = "" if row.budget_bytes <= row.half_bytes else " (smallest)"
     time_ratio = "" if row.slowdown is None else f"{row.slowdown:+.0%}"
     return (

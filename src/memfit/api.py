@@ -88,9 +88,10 @@ def plan(
     `allow` names the techniques (`memfit.TECHNIQUES`); `recompute` and `keep` name modules by type, by name
     pattern, or by a number of blocks, whose values must or must not be computed again. `outputs="loss"` drops
     every output beside the loss. `kernels="inductor"` compiles neighbouring operators into one kernel, which rounds
-    differently and computes again what it needs nearly for free. `device` plans for a device that is not here, by
-    estimated times. `time_limit` is in seconds, for the search; `report` is called with the best so far. A model
-    that cannot be captured whole is run for a few steps and planned region by region (docs/planning.md).
+    differently and computes again what it needs nearly for free; where eager kernels are predicted to do better under
+    the budget, these are taken. `device` plans for a device that is not here, by estimated times. `time_limit` is in
+    seconds, for a search; `report` is called with the best so far. A model that cannot be captured whole is run for a
+    few steps and planned region by region (docs/planning.md).
     """
     _check_model(model)
     recipe = _recipe(
