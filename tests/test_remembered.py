@@ -184,11 +184,11 @@ def test_only_plans_that_were_finished_and_measured_are_kept(kept: tuple[Path, m
 def test_a_file_that_may_not_be_looked_at_is_said(
     monkeypatch: pytest.MonkeyPatch, searches: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(_: Path) -> bool:
+    def refuse(*_: Any, **__: Any) -> str:
         raise PermissionError("not yours")
 
     fitted(chain(), batch())
-    monkeypatch.setattr(Path, "exists", refuse)
+    monkeypatch.setattr(Path, "read_text", refuse)
     fitted(chain(), batch())
     monkeypatch.undo()
     assert "not yours" in caplog.text
@@ -214,7 +214,8 @@ def test_plans_in_other_layouts_are_found_beside_each_other(folder: Path, search
     (path,) = folder.glob("*/*.json")
     other = dataclasses.replace(memfit.Plan.load(path), allow=("recompute",))
     other.save(path.with_name("0.json"))  # of another graph, and newer
-    assert remembered.kept_ways(path.parent) == [("recompute",), ("recompute", "lean")]
+    kept = remembered.kept_plans(path.parent)
+    assert [plan.allow for plan in kept.values()] == [("recompute",), ("recompute", "lean")]
     fitted(chain(), batch())
     assert len(searches) == 1
 

@@ -15,7 +15,8 @@
 `decomposed` rests on `make_fx` and Inductor's `select_decomp_table`
     Operators as Inductor wants them: primitive ones, that it writes kernels of.
 `compile_graph` rests on `compile_fx_inner`, `TracingContext`, `CompiledFxGraph.current_callable`, `AsyncCompile.wait`
-    A graph of primitive operators as a function of a list of tensors, which it empties. Kernels are compiled by
+    and `FxGraphCachePickler.debug_lines`. A graph of primitive operators as a function of a list of tensors, which it
+    empties. Its hash is described for logs, here not. Kernels are compiled by
     threads of Inductor's own; what it makes of a graph waits for them at its end, and here not before it is asked to.
 `warm_compiler` rests on `pick_vec_isa`
     Remembers what it found; a second thread that asks meanwhile only does the same again.
@@ -215,20 +216,18 @@ def compile_graph(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch._inductor.compile_fx import compile_fx_inner  # takes a second to import
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     output = module.graph.output_node()
     results: Any = output.args[0]
     output.meta["user_visible_output_idxs"] = list(range(len(results)))
     output.meta["original_output_strides"] = [node.meta["val"].stride() for node in results]
-    # The one the inputs are from may be another trace's; Inductor remembers only graphs of a mode that knows shapes.
-    mode = FakeTensorMode(shape_env=ShapeEnv())
+    mode = _mode_for_kernels()
     with no_modes(), torch.no_grad(), tracing(TracingContext(mode)), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about torch's own ways
         with mode:
             values = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in inputs]
         FakeTensorProp(module, mode).propagate_dont_convert_inputs(*values)
-        with _kernels_later() as waiting:
+        with _kernels_later() as waiting, _as_graphs_without_products():
             compiled: Any = compile_fx_inner(module, values)
 
     def finish() -> None:
@@ -237,6 +236,31 @@ def compile_graph(
             waiting.pop()  # not before: it may be interrupted
 
     return compiled.current_callable, finish
+
+
+@functools.cache
+def _mode_for_kernels() -> FakeTensorMode:
+    """One for all that is compiled: inputs may be of another trace's, and it remembers what operators make.
+
+    Inductor remembers only graphs of a mode that knows shapes.
+    """
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    return FakeTensorMode(shape_env=ShapeEnv())
+
+
+@contextlib.contextmanager
+def _as_graphs_without_products() -> Iterator[None]:
+    """Without what takes time for each graph and is for others: patterns of products, and words for logs of hashes."""
+    from torch._inductor.codecache import FxGraphCachePickler
+
+    describe = FxGraphCachePickler.debug_lines
+    FxGraphCachePickler.debug_lines = lambda *_: []  # type: ignore[method-assign]
+    try:
+        with torch._inductor.config.patch(pattern_matcher=False):
+            yield
+    finally:
+        FxGraphCachePickler.debug_lines = describe  # type: ignore[method-assign]
 
 
 @functools.cache

@@ -9,6 +9,7 @@ Note [Seen in steps]
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from memfit.recipe import Recipe, without_channels_last
 log = logging.getLogger(__name__)
 
 _WORTH_IT = 0.95  # of the time; above that the copies at both ends may take it back
+_CLEAR = 0.03  # away from that, one pair is enough
 _PAIRS, _SECONDS = 3, 3.0
 
 
@@ -61,17 +63,25 @@ def _is_worth_it(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:
     own_s: list[float] = []
     laid_out_s: list[float] = []
     with nothing_remains(model, sample), torch.enable_grad():
-        start = time.monotonic()
-        while len(own_s) < 2 or (len(own_s) <= _PAIRS and time.monotonic() - start < _SECONDS):
+        end = time.monotonic() + _SECONDS
+        while len(own_s) < 2 or (_is_unclear(own_s, laid_out_s) and len(own_s) <= _PAIRS and time.monotonic() < end):
             own_s.append(_seconds(model, sample, recipe, channels_last=False))
             try:
                 laid_out_s.append(_seconds(model, sample, recipe, channels_last=True))
             except Exception as error:  # `view` on what lies otherwise than the model expects
                 log.info("channels last are not for this model: %s", first_line(error))
                 return False
-    ratio = min(laid_out_s[1:]) / min(own_s[1:])  # the first of each warm up
+    ratio = _ratio(own_s, laid_out_s)
     log.info("with channels last a step takes %.2f of the time", ratio)
     return ratio < _WORTH_IT
+
+
+def _ratio(own_s: Sequence[float], laid_out_s: Sequence[float]) -> float:
+    return min(laid_out_s[1:]) / min(own_s[1:])  # the first of each warm up
+
+
+def _is_unclear(own_s: Sequence[float], laid_out_s: Sequence[float]) -> bool:
+    return abs(_ratio(own_s, laid_out_s) - _WORTH_IT) < _CLEAR
 
 
 def _seconds(model: nn.Module, sample: Sample, recipe: Recipe, *, channels_last: bool) -> float:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import psutil
@@ -16,6 +16,7 @@ from memfit.capture.fuse import alternatives_in, stretches_in
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
+from memfit.collecting import collected_later
 from memfit.describe import device_of, granularity_bytes, is_fake, is_for_cuda
 from memfit.execute.timing import is_slow, operation_times, own_times
 from memfit.ir import Compute, Graph, OptimizerMemory, Program
@@ -27,7 +28,7 @@ from memfit.measure.probe import measured_costs
 from memfit.measure.roofline import roofline_times
 from memfit.measure.signature import with_operator
 from memfit.ops.likeness import Likenesses, likenesses
-from memfit.ops.registry import LEAN_OPERATORS, find_function, find_lean_operator, in_place_function, name_of
+from memfit.ops.registry import LEAN_OPERATORS, find_function, find_lean_operator, name_of
 from memfit.ops.stretch import STRETCH, Stretch, compile_all
 from memfit.plan.captured import CapturedStep
 from memfit.plan.identity import identity_program
@@ -95,6 +96,23 @@ def traced_for(
     """Trace as a recipe wants it."""
     if STRETCH.technique in recipe.allow:
         _torch.warm_compiler()
+    return _traced_for(model, sample, recipe, with_hooks=with_hooks)
+
+
+def traced_as_eager(model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool = True) -> "Traced | None":
+    """The step in the layout that the eager run has, to compare with; None if a recipe keeps to that.
+
+    Compilers are not started: steps may be timed next, and nothing should run beside them.
+    """
+    if not recipe.channels_last:
+        return None
+    with _traced_for(model, sample, without_channels_last(recipe), with_hooks=with_hooks) as joint:
+        return Traced.of(joint)
+
+
+def _traced_for(
+    model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool
+) -> contextlib.AbstractContextManager[Joint]:
     return traced(
         model,
         sample,
@@ -105,18 +123,11 @@ def traced_for(
     )
 
 
-def traced_as_eager(model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool = True) -> "Traced | None":
-    """The step in the layout that the eager run has, to compare with; None if a recipe keeps to that."""
-    if not recipe.channels_last:
-        return None
-    with traced_for(model, sample, without_channels_last(recipe), with_hooks=with_hooks) as joint:
-        return Traced.of(joint)
-
-
 def planned_graph(joint: Joint, recipe: Recipe) -> Graph:
     """The graph that programs of a recipe are written for. Changes the traced graph: once for a trace."""
-    extend(joint, recipe.allow)
-    return handed_out_together(lower(joint))
+    with collected_later():
+        extend(joint, recipe.allow)
+        return handed_out_together(lower(joint))
 
 
 def prepare(
@@ -141,14 +152,18 @@ def prepare(
     start = time.monotonic()
     plain = unplanned or before or Traced.of(joint)
     if before is None:
-        extend(joint, recipe.allow)
+        with collected_later():
+            extend(joint, recipe.allow)
     memory = with_beside(step_optimizer_memory(recipe.optimizer, model, plain.graph, recipe.device), recipe)
     measured = recipe.device is None and could_run_here(plain.graph, memory)
     runs_here = timed and measured and not is_fake(model, sample)
     like = _put_off(joint.graph_module.graph) if runs_here and may_put_off else {}
     if measured:
         stretches = stretches_in(joint.graph_module.graph, alternatives=timed)
-        compile_all([each for each in stretches if each not in like], recipe.progress)
+        over = _likely_over(lower(joint)) if runs_here and may_put_off else frozenset()
+        now = [each for each in stretches if each not in like]
+        compile_all([each.in_place or each if each in over else each for each in now], recipe.progress)
+        compile_all([each for each in now if each.stand_in is None])  # whose other form was rejected
     eager = lower(joint)
     device = device_of(model)
     granularity = granularity_bytes(model, recipe.device)
@@ -204,22 +219,18 @@ def with_compiled_costs(
 ) -> Prepared | None:
     """The same where stretches take more memory than was assumed, in the form in which a program has them.
 
-    None if nothing is new. Compiled and measured here are forms that overwrite, see Note [Over the first] in
-    `ops/stretch.py`, and what was put off, see Note [Like others] in `ops/likeness.py`: what the program runs of it, or
-    everything.
+    None if nothing is new. Compiled and measured here are the forms that the program runs of stretches, see Note [Over
+    the first] in `ops/stretch.py`, and of what was put off, see Note [Like others] in `ops/likeness.py`, everything if
+    that is asked for.
     """
     operations = (*prepared.graph.operations, *prepared.graph.alternatives)
     runs = {each for each in (*program.forward, *program.backward) if isinstance(each, Compute)}
-    ran = {operations[run.operation].target for run in runs}
-    known = prepared.put_off if everything else prepared.put_off & ran
-    measured = [(place, each.target) for place, each in enumerate(operations) if each.target in known]
-    forms = [(place, find_function(target)) for place, target in measured]
-    forms += [
-        (run.operation, in_place_function(find_function(operations[run.operation].target)))
-        for run in runs
-        if run.in_place
+    ran = {(operations[run.operation].target, run.in_place) for run in runs}
+    known = prepared.put_off if everything else prepared.put_off & {target for target, _ in ran}
+    ran |= {(target, False) for target in known if (target, True) not in ran}
+    stretches = [
+        (place, form) for place, each in enumerate(operations) for form in _forms_to_measure(each.target, ran, known)
     ]
-    stretches = [(place, form) for place, form in forms if isinstance(form, Stretch)]
     if not stretches or not prepared.times_measured:
         return None
     compile_all(form for _, form in stretches)
@@ -233,6 +244,17 @@ def with_compiled_costs(
         return None
     changed = dataclasses.replace(prepared.costs, workspace_bytes=workspaces)
     return dataclasses.replace(prepared, costs=changed, put_off=prepared.put_off - known)
+
+
+def _forms_to_measure(target: str, ran: Collection[tuple[str, bool]], known: Collection[str]) -> Iterator[Stretch]:
+    """The forms of a stretch that were not measured as they are; `ran` has what is run, and whether in place."""
+    own = find_function(target)
+    if not isinstance(own, Stretch):
+        return
+    if (target, True) in ran and own.in_place is not None:
+        yield own.in_place
+    if (target, False) in ran and (target in known or own.stand_in is not None):
+        yield own
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -265,6 +287,21 @@ def _with_costs(graph: Graph, costs: Mapping[str, OperatorCost]) -> tuple[Graph,
 def _put_off(graph: fx.Graph) -> Likenesses:
     """Stretches that are compiled where a plan has them, see Note [Like others] in `ops/likeness.py`."""
     return {each: like for each, like in likenesses(alternatives_in(graph)).items() if not each.is_ready_here}
+
+
+def _likely_over(graph: Graph) -> frozenset[Stretch]:
+    """Stretches that a plan is likely to run in nothing but the form that overwrites: what they read dies there."""
+    last_read = {index: place for place, each in enumerate(graph.operations) for index in each.inputs}
+    makers = {index: place for place, each in enumerate(graph.operations) for index in each.outputs}
+    lasting = {*graph.resident, *graph.held, *graph.tangents}
+    over: dict[Stretch, bool] = {}
+    for operation in (*graph.operations, *graph.alternatives):
+        stretch = find_function(operation.target)
+        if isinstance(stretch, Stretch) and not stretch.is_ready_here:
+            first = operation.may_overwrite
+            dies = first is not None and first not in lasting and last_read[first] == makers[operation.outputs[0]]
+            over[stretch] = over.get(stretch, True) and dies
+    return frozenset(stretch for stretch, each in over.items() if each)
 
 
 def _times(
@@ -305,7 +342,9 @@ def _step_us(
     kept = () if rewritten is None else rewritten.operations
     gone = {each.name for each in graph.operations} - {each.name for each in kept}
     if rewritten is None or len(gone) > _FEW_GONE or not is_slow(graph, _PLAIN_STEPS_S):
-        return own_times(plain.module, graph, model, sample, steps=3, time_limit_s=_PLAIN_STEPS_S)
+        return own_times(
+            plain.module, graph, model, sample, steps=2 if rewritten is None else 3, time_limit_s=_PLAIN_STEPS_S
+        )
     signatures = {each.name: each.signature for each in graph.operations if each.name in gone and each.signature}
     costs = measured_costs(signatures.values(), device=device_of(model), timed=True)
     times_us = {name: costs[signature].time_us for name, signature in signatures.items() if signature in costs}

@@ -61,21 +61,19 @@ def place_in(folder: Path, graph: Graph, optimizer: OptimizerMemory) -> Path:
     return folder / f"{_digest(words)}.json"
 
 
-def kept_ways(folder: Path) -> list[tuple[str, ...]]:
-    """What was allowed in the plans of a folder, the newest first: what to capture for."""
+def kept_plans(folder: Path) -> dict[Path, Plan]:
+    """The plans of a folder that can be read, the newest first."""
     try:
         paths = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
     except OSError as error:
         log.warning("plans of earlier runs in %s cannot be looked at (%s); planning again", folder, first_line(error))
-        return []
-    plans = [plan for path in paths if (plan := find_plan(path)) is not None]
-    return list(dict.fromkeys(plan.allow for plan in plans))
+        return {}
+    return {path: plan for path in paths if (plan := _read_plan(path)) is not None}
 
 
-def find_plan(path: Path) -> Plan | None:
-    """The plan that was kept there; None if there is none that can be read."""
+def _read_plan(path: Path) -> Plan | None:
     try:
-        return Plan.load(path) if path.exists() else None
+        return Plan.load(path)
     except (InvalidFile, OSError) as error:
         log.warning("the plan that was remembered in %s is damaged (%s); planning again", path, first_line(error))
         return None

@@ -10,6 +10,7 @@ Note [Other shapes]
 import dataclasses
 import logging
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from torch import nn
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint
+from memfit.collecting import collected_later
 from memfit.describe import describe_sample
 from memfit.errors import CaptureError, InvalidFile, first_line
 from memfit.execute.compiled import CompiledCall
@@ -38,7 +40,7 @@ from memfit.prepare import (
     with_beside,
 )
 from memfit.recipe import Recipe
-from memfit.remembered import can_run_as_planned, find_plan, folder_of, keep_plan, kept_ways, place_in
+from memfit.remembered import can_run_as_planned, folder_of, keep_plan, kept_plans, place_in
 from memfit.units import format_bytes
 from memfit.ways import best_way
 
@@ -63,9 +65,11 @@ class Runner:
         example = Sample(args, kwargs)
         if self.plan is not None or self.recipe.is_unplanned:
             return self._traced(model, example, None)
-        remembered = self._remembered(model, example) if self.recipe.remember else None
-        if remembered is not None:
-            return remembered
+        if self.recipe.remember:
+            with collected_later():  # nothing is run
+                remembered = self._remembered(model, example)
+            if remembered is not None:
+                return remembered
         return self._planned_first(model, example)
 
     def _planned_first(self, model: nn.Module, example: Sample) -> CompiledCall:
@@ -118,9 +122,10 @@ class Runner:
     def _remembered(self, model: nn.Module, example: Sample) -> CompiledCall | None:
         """By the plan of an earlier run; None if there is none."""
         self.folder = folder_of(self.recipe, model, example)
-        for allow in kept_ways(self.folder):
+        plans = kept_plans(self.folder)
+        for allow in dict.fromkeys(plan.allow for plan in plans.values()):
             try:
-                call = self._remembered_for(dataclasses.replace(self.recipe, allow=allow), model, example, self.folder)
+                call = self._remembered_for(dataclasses.replace(self.recipe, allow=allow), model, example, plans)
             except CaptureError as error:  # not of the model as it was then, maybe of what was allowed then
                 log.info("not captured as in an earlier run: %s", first_line(error))
                 continue
@@ -128,11 +133,14 @@ class Runner:
                 return call
         return None
 
-    def _remembered_for(self, recipe: Recipe, model: nn.Module, example: Sample, folder: Path) -> CompiledCall | None:
+    def _remembered_for(
+        self, recipe: Recipe, model: nn.Module, example: Sample, plans: Mapping[Path, Plan]
+    ) -> CompiledCall | None:
+        assert self.folder is not None
         with traced_for(model, example, recipe, with_hooks=False) as joint:
             memory = self._optimizer_memory(model, lower(joint))
             graph = planned_graph(joint, recipe)
-            plan = find_plan(place_in(folder, graph, memory))
+            plan = plans.get(place_in(self.folder, graph, memory))
             return None if plan is None else self._taken(plan, model, joint, graph)
 
     def _optimizer_memory(self, model: nn.Module, graph: Graph) -> OptimizerMemory:

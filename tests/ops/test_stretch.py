@@ -83,6 +83,49 @@ def test_the_first_result_can_be_written_over_the_first_argument() -> None:
     assert over.is_compiled
 
 
+def test_the_form_that_overwrites_stands_in_until_the_other_is_compiled() -> None:
+    made = stretch_of(graph_of(results=2, factor=5.0))
+    assert made.stand_in is None
+    compile_all([form for form in [made.in_place] if form is not None])
+    assert made.stand_in is made.in_place
+    one, other = torch.randn(4, 6), torch.randn(4, 6)
+    before = one.clone()
+    total, product = made(one, other)
+    assert not made.is_ready
+    torch.testing.assert_close(total, (before * 5).relu() + other)
+    torch.testing.assert_close(product, before * 5)
+    assert torch.equal(one, before)
+    compile_all([made])
+    assert made.is_compiled
+    assert made.stand_in is None
+    torch.testing.assert_close(made(one, other)[0], total)
+
+
+def test_where_the_form_that_overwrites_is_rejected_the_other_one_is_run_and_copied(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real = _torch.compile_graph
+
+    def refuse_to_overwrite(module: fx.GraphModule, inputs: Any) -> Any:
+        if any(node.target is aten.copy_.default for node in module.graph.nodes):
+            raise RuntimeError("not over what is read")
+        return real(module, inputs)
+
+    monkeypatch.setattr(_torch, "compile_graph", refuse_to_overwrite)
+    made = stretch_of(graph_of(results=2, factor=7.0))
+    over = made.in_place
+    assert over is not None
+    one, other = torch.randn(4, 6), torch.randn(4, 6)
+    expected = (one * 7).relu() + other
+    written, product = over(one, other)
+    assert written is one
+    torch.testing.assert_close(written, expected)
+    assert product.shape == (4, 6)
+    assert made.is_compiled
+    assert made.stand_in is None
+    assert "copied over its first argument: RuntimeError: not over what is read" in caplog.text
+
+
 def test_what_is_read_inside_is_not_written_over() -> None:
     graph = graph_of(results=2)
     results = graph.output_node().args[0]

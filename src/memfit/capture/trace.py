@@ -22,6 +22,7 @@ from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
 from memfit.capture.record import ModuleStack, Recorder
 from memfit.capture.sample import Sample, check_sample
 from memfit.capture.snapshot import Snapshot
+from memfit.collecting import collected_later
 from memfit.errors import InvalidInput, InvalidModel, MemfitError
 
 ROOT = "model"  # the name under which _Subject holds the captured module
@@ -88,7 +89,8 @@ _ONE_AT_A_TIME = threading.RLock()  # a trace changes modules and global hooks f
 
 def _export(stack: contextlib.ExitStack, subject: "_Subject", sample: Sample) -> Joint:
     try:
-        return _export_once(stack, subject, sample)
+        with collected_later():
+            return _export_once(stack, subject, sample)
     except _torch.DataDependentOutputException:
         # Libraries that look at values often have a way around it for traces. It may compute
         # more than the eager run does, so it is only taken when the eager way is closed.

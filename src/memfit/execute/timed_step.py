@@ -11,7 +11,8 @@ Note [Other forms]
     A program may run an operator in place where the eager run does not, the other way round, or
     an alternative in its stead. Some steps run all of these: operators in their other form, and
     alternatives where they stand in the graph. What an operator would overwrite is copied first,
-    outside the measured time, so that everything reads the same numbers as in a plain step.
+    outside the measured time, so that everything reads the same numbers as in a plain step. So are stretches of which
+    only the form that overwrites is compiled.
 
 Note [Slow steps]
     A step that takes seconds is run once, not twice: its operators in their plain form, and before some of them
@@ -232,11 +233,13 @@ def _call(
     can_overwrite = operation is not None and operation.may_overwrite is not None
     does_overwrite = operation is not None and operation.overwrites is not None
     in_place = can_overwrite and does_overwrite != other_forms and not isinstance(node.target, Stretch)
+    stand_in = node.target.stand_in if isinstance(node.target, Stretch) else None
+    form = stand_in or (in_place_form(node.target) if in_place else None)
     compared = {node, node.meta[REMAKES]} if REMAKES in node.meta else set()
     return _Call(
         node=node,
-        function=faithful_call(in_place_form(node.target)) if in_place else _function(module, node),
-        copies_first=in_place and other_forms,
+        function=_function(module, node) if form is None else faithful_call(form),
+        copies_first=stand_in is not None or (in_place and other_forms),
         dying=tuple(each for each in dying if each not in compared),
         compared=tuple(each for each in dying if each in compared),
     )

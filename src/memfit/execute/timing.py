@@ -24,7 +24,7 @@ from memfit.capture.sample import Sample
 from memfit.execute.timed_step import TimedStep, Times, is_stretch
 from memfit.ir import Graph, Operation
 from memfit.measure.roofline import roofline_times
-from memfit.ops.likeness import Likenesses, time_like
+from memfit.ops.likeness import Likenesses
 from memfit.ops.registry import find_function
 from memfit.ops.stretch import Stretch
 
@@ -145,16 +145,22 @@ def _typical(graph: Graph, plain: Sequence[Times], other: Sequence[Times]) -> _T
 
 def _typical_like(graph: Graph, typical: _Typical, left_out: Sequence[Operation], like: Likenesses) -> _Typical:
     """What stretches take that were not run, see Note [Like others] in `ops/likeness.py`."""
-    times_us: dict[Stretch, float] = {}
+    makers = {index: each for each in graph.operations for index in each.outputs}
+
+    def own_us(alternative: Operation) -> float:
+        """Of the operation that an alternative stands for."""
+        return typical[makers[alternative.outputs[0]].signature, False]
+
+    longer: dict[Stretch, float] = {}  # by stretch that was run: its time to that of what it stands for
     for alternative in graph.alternatives:
         stretch = find_function(alternative.target)
         if isinstance(stretch, Stretch) and (alternative.signature, False) in typical:
-            times_us[stretch] = typical[alternative.signature, False]
+            longer[stretch] = typical[alternative.signature, False] / own_us(alternative)
     found: _Typical = {}
     for alternative in left_out:
         stretch = find_function(alternative.target)
         assert isinstance(stretch, Stretch)
-        found[alternative.signature, False] = time_like(stretch, like[stretch], times_us)
+        found[alternative.signature, False] = own_us(alternative) * longer[like[stretch]]
     return found
 
 

@@ -2,32 +2,20 @@
 
 Note [Like others]
     Stretches that make values again, alone or inside another, are many, and differ from each other in sizes more than
-    in anything else; compiling each takes about as long. So of those with the same operators two are measured: the
-    biggest, and one of about a quarter of its bytes. The others are said to take as long a byte as these do, in
-    between by size, and are compiled where a plan has them.
+    in anything else; compiling each takes about as long. So of those with the same operators the biggest is measured.
+    The others are said to take as much longer, or less long, than what they stand for as that one does, and are
+    compiled where a plan has them: what they stand for is measured at every size.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 import torch
 from torch import fx
 
 from memfit.ops.stretch import Stretch
 
-_SMALLER = 4  # times fewer bytes has the second that is measured, about
-
-
-class Like(NamedTuple):
-    """The two that a stretch is like; maybe the same."""
-
-    bigger: Stretch
-    smaller: Stretch
-
-
-Likenesses = Mapping[Stretch, Like]
+Likenesses = Mapping[Stretch, Stretch]  # what is not measured, and which one it is like
 
 
 def likenesses(stretches: Iterable[Stretch]) -> Likenesses:
@@ -35,23 +23,11 @@ def likenesses(stretches: Iterable[Stretch]) -> Likenesses:
     families: dict[tuple[object, ...], list[Stretch]] = defaultdict(list)
     for stretch in dict.fromkeys(stretches):
         families[_family(stretch.graph)].append(stretch)
-    found: dict[Stretch, Like] = {}
+    found: dict[Stretch, Stretch] = {}
     for family in families.values():
         biggest = max(family, key=moved_bytes)
-        wanted = math.log(moved_bytes(biggest) / _SMALLER)
-        smaller = min(family, key=lambda each: abs(math.log(moved_bytes(each)) - wanted))
-        measured = Like(biggest, smaller)
-        found |= {each: measured for each in family if each not in measured}
+        found |= {each: biggest for each in family if each is not biggest}
     return found
-
-
-def time_like(stretch: Stretch, like: Like, times_us: Mapping[Stretch, float]) -> float:
-    """Microseconds, from those of the two that it is like."""
-    bigger_us, smaller_us = (times_us[each] / moved_bytes(each) for each in like)  # of a byte
-    distance = math.log(moved_bytes(like.bigger) / moved_bytes(like.smaller))
-    part = math.log(moved_bytes(stretch) / moved_bytes(like.smaller)) / distance if distance else 0.0
-    part = min(max(part, 0.0), 1.0)
-    return moved_bytes(stretch) * (smaller_us + part * (bigger_us - smaller_us))
 
 
 def moved_bytes(stretch: Stretch) -> int:

@@ -7,7 +7,9 @@ Note [A stretch is an operator]
 
 Note [Over the first]
     A stretch can write its first result over its first argument, if they look alike and nothing else inside reads that
-    result. The form that does so is another kernel, which is compiled where a plan has it, and takes as long.
+    result. The form that does so is another kernel, which is compiled where a plan has it, and takes as long. Where a
+    plan is likely to have nothing but that form, it is compiled first, and stands in for the other one on a copy of
+    the first argument, until that one is asked for by itself.
 
 Note [Shared]
     Two stretches of the same operators on the same layouts are one object, compiled once. The name is a hash of
@@ -31,6 +33,7 @@ import torch
 from torch import fx
 
 from memfit import _torch
+from memfit.collecting import collected_later
 from memfit.errors import first_line
 from memfit.ops.lean import Alternative, LeanOperator, Site, is_dense, same_layout
 
@@ -44,6 +47,7 @@ class Stretch:
     """A function of tensors; compiled when it is first called, or before by `compile_all`."""
 
     __module__ = PREFIX
+    _without_a_compiler = "a stretch of %d operators runs with eager kernels: %s"
 
     def __init__(self, graph: fx.Graph, digest: str) -> None:
         self.__name__ = digest
@@ -82,6 +86,10 @@ class Stretch:
 
     def _made(self, tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
         if not self.is_ready:
+            over = self.stand_in
+            if over is not None:
+                copied = tensors[0].clone()
+                return [copied, *over._made([copied, *tensors[1:]])]
             compile_all([self])
         assert self._run is not None
         try:
@@ -136,7 +144,7 @@ class Stretch:
         """See Note [Without a compiler]."""
         self.failure = f"{type(error).__name__}: {first_line(error)}"
         level = logging.DEBUG if self.failure in _SAID else logging.WARNING
-        log.log(level, "a stretch of %d operators runs with eager kernels: %s", self.size, self.failure)
+        log.log(level, self._without_a_compiler, self.size, self.failure)
         _SAID.add(self.failure)
         self._run = _one_by_one(fx.GraphModule({}, self.graph))
 
@@ -144,7 +152,13 @@ class Stretch:
     def in_place(self) -> "Stretch | None":
         """The form that overwrites its first argument, see Note [Over the first]."""
         graph = _overwriting(self.graph)
-        return None if graph is None else _OverFirst(graph, self.__name__ + _OVER)
+        return None if graph is None else _OverFirst(graph, self)
+
+    @property
+    def stand_in(self) -> "Stretch | None":
+        """The form that overwrites, if that is compiled and this one is not, see Note [Over the first]."""
+        over = self.__dict__.get("in_place")  # not made for the question
+        return over if over is not None and over.is_compiled and not self.is_ready else None
 
     @property
     def size(self) -> int:
@@ -159,6 +173,21 @@ class _OverFirst(Stretch):
     """Returns its first argument, overwritten, before its other results."""
 
     __module__ = PREFIX
+    _without_a_compiler = "what a stretch of %d operators makes is copied over its first argument: %s"
+
+    def __init__(self, graph: fx.Graph, own: Stretch) -> None:
+        super().__init__(graph, own.__name__ + _OVER)
+        self._own = own
+
+    def _give_up(self, error: Exception) -> None:
+        """Inductor may take the one form and reject the other: then what that makes is copied."""
+        super()._give_up(error)
+        self._run = self._copied
+
+    def _copied(self, tensors: list[Any]) -> Sequence[Any]:
+        made = self._own._made(tensors)
+        tensors[0].copy_(made[0])
+        return made[1:]
 
     def __call__(self, *tensors: torch.Tensor) -> Any:
         made = self._made(tensors)
@@ -208,10 +237,11 @@ def compile_all(stretches: Iterable[Stretch], progress: Callable[[int, int], Non
     start = time.monotonic()
     waiting = [each for each in dict.fromkeys(stretches) if not each.is_ready_here]
     steps = [each.start_compiling for each in waiting] + [each.finish_compiling for each in waiting]
-    for done, step in enumerate(steps, start=1):
-        step()
-        if progress is not None:
-            progress(done, len(steps))
+    with collected_later():
+        for done, step in enumerate(steps, start=1):
+            step()
+            if progress is not None:
+                progress(done, len(steps))
     return time.monotonic() - start
 
 
