@@ -10,6 +10,7 @@ from torch import nn
 
 import memfit
 from memfit.execute.attach import planned_forward
+from memfit.integrations.trainer_data import search_s
 from tests.texts import Texts, gpt2, llama, padded
 
 pytest.importorskip("transformers")
@@ -293,3 +294,24 @@ def test_a_collator_that_makes_the_tokens_captures_every_length_by_itself(tmp_pa
     assert Sentences.reads < 200
     trainer.train()
     assert trainer.state.global_step == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ({"max_steps": 4}, 1.0),
+        ({"max_steps": 300}, 3.0),
+        ({"max_steps": 150, "gradient_accumulation_steps": 2}, 3.0),
+        ({"max_steps": 10_000}, 6.0),
+    ],
+)
+def test_a_search_takes_no_longer_than_the_training_is_worth(
+    tmp_path: Path, options: dict[str, Any], seconds: float
+) -> None:
+    assert search_s(make_trainer(tmp_path, **options)) == pytest.approx(seconds)
+
+
+def test_without_a_number_of_steps_the_epochs_tell_how_long_a_training_is(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, max_steps=-1, num_train_epochs=100)
+    steps = 100 * len(Texts()) / 4
+    assert search_s(trainer) == pytest.approx(min(6.0, max(1.0, 0.01 * steps)))

@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 _LOOKED_AT = 20_000  # samples; of more, every so many-th
 _LOOKED_AT_WITHOUT = 64  # samples that say nothing about their length
 _CAPTURE_STEPS = 5  # what a capture takes, in steps of a small model: a bucket must save that
+_SHORTEST_SEARCH_S, _LONGEST_SEARCH_S, _SEARCH_S_A_STEP = 1.0, 6.0, 0.01
 LENGTHS_OF = "input_ids"
 
 
@@ -94,16 +95,22 @@ def _choose(trainer: Any, lengths: Sequence[int], most: int, size: int, longest:
         most=most,
         batch_size=size,
         multiple=multiple,
-        least_gain=max(0.01, _CAPTURE_STEPS / _steps(trainer, len(lengths), size)),
+        least_gain=max(0.01, _CAPTURE_STEPS / _steps(trainer)),
     )
 
 
-def _steps(trainer: Any, samples: int, size: int) -> float:
+def search_s(trainer: Any) -> float:
+    """Seconds that a search may take: a better plan must save in training what it took to find."""
+    return min(_LONGEST_SEARCH_S, max(_SHORTEST_SEARCH_S, _SEARCH_S_A_STEP * _steps(trainer)))
+
+
+def _steps(trainer: Any) -> float:
     """How many batches the trainer will run, about."""
     accumulated = trainer.args.gradient_accumulation_steps
     if trainer.args.max_steps > 0:
         return float(trainer.args.max_steps * accumulated)
-    return max(1.0, float(trainer.args.num_train_epochs) * samples / size)
+    samples = len(trainer.train_dataset) if hasattr(trainer.train_dataset, "__len__") else 1
+    return max(1.0, float(trainer.args.num_train_epochs * samples / trainer.args.train_batch_size))
 
 
 def _places(count: int) -> range:

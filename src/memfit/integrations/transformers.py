@@ -23,7 +23,7 @@ from memfit.capture.sample import Sample
 from memfit.errors import CaptureError, InvalidInput
 from memfit.execute.attach import check_unplanned
 from memfit.integrations.prepared import as_prepared
-from memfit.integrations.trainer_data import BucketCollator, TrainerData, look_at_data, pad_side, pad_values
+from memfit.integrations.trainer_data import BucketCollator, TrainerData, look_at_data, pad_side, pad_values, search_s
 from memfit.integrations.trainer_options import check_options
 from memfit.integrations.trainer_report import ReportCallback
 from memfit.integrations.within import (
@@ -52,20 +52,22 @@ def fit(
     *,
     allow: Sequence[str] = EXACT,
     buckets: Buckets | int | None = 8,
-    time_limit: float = 6.0,
+    time_limit: float | None = None,
     measure_every: int = 100,
 ) -> Trainer:
     """Train inside a budget: the same trainer, its model planned; see Note [What the trainer does].
 
-    `budget`, `allow` and `time_limit` are those of `memfit.plan`; the optimizer's state is part of the budget. Data
-    of different lengths is padded to `buckets`: at most so many, or the ones given; None captures every length by
-    itself. The measured peak of the second step and of every `measure_every`-th goes to the trainer's logs.
+    `budget`, `allow` and `time_limit` are those of `memfit.plan`; the optimizer's state is part of the budget. Without
+    a limit a search may take a second for every hundred steps of the training, from 1 to 6. Data of different lengths
+    is padded to `buckets`: at most so many, or the ones given; None captures every length by itself. The measured peak
+    of the second step and of every `measure_every`-th goes to the trainer's logs.
     """
     if not isinstance(trainer, Trainer):
         raise InvalidInput(f"a transformers.Trainer was expected, a {type(trainer).__name__} was given")
     check_options(trainer)
     check_unplanned(trainer.model)
-    wishes = Wishes(budget=budget, allow=tuple(allow), time_limit_s=time_limit)
+    limit_s = search_s(trainer) if time_limit is None else time_limit
+    wishes = Wishes(budget=budget, allow=tuple(allow), time_limit_s=limit_s)
     data = look_at_data(trainer, buckets)
     with _training_mode(trainer.model), generators_put_back():
         fitted = _fitted(trainer, data, wishes)
