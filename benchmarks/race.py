@@ -85,7 +85,7 @@ def lowest_table(records: Iterable[CaseRecord]) -> Table:
     table = Table(title="Lowest peak reached: part of the activations left, time ratio to eager", title_justify="left")
     for heading in ("case", "torch.compile", "memfit, inductor", "memfit, eager kernels", "checkpoint"):
         table.add_column(heading, justify="left" if heading == "case" else "right")
-    for record in records:
+    for record in (each for each in records if each.eager is not None):
         compiled, planned, checkpoint = (_lowest(record, name) for name in (INDUCTOR, COMPILED, CHECKPOINT))
         table.add_row(record.case, compiled, planned, _lowest_with_eager_kernels(record), checkpoint)
     return table
@@ -106,8 +106,8 @@ def checks(record: CaseRecord) -> Iterator[Check]:
         ratio = float("inf") if best is None or best.time_ratio is None else best.time_ratio / point.time_ratio
         where = f"{record.case} at the peak of torch.compile's {point.setting}"
         yield _check("no slower than torch.compile (2%)", where, ratio <= _NO_SLOWER, f"{ratio:.3f} of its time")
-    lowest = [_lowest_part(record, name) for name in (COMPILED, INDUCTOR)]
-    if all(each is not None for each in lowest):
+    lowest = [] if record.eager is None else [_lowest_part(record, name) for name in (COMPILED, INDUCTOR)]
+    if lowest and all(each is not None for each in lowest):
         own, other = (each or 0.0 for each in lowest)
         yield _check(
             "a peak 25% lower (activation part)", record.case, own <= _LOWER * other, f"{own:.3f}, {other:.3f}"
