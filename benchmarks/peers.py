@@ -23,6 +23,7 @@ from benchmarks.segments import checkpointed, find_runs, segment_sizes, segments
 PAIRS = 3
 SECONDS = 15.0  # of pairs of steps, where more than those fit in
 BUDGETS = tuple(tenths / 10 for tenths in range(10, 0, -1))
+ESTIMATORS = ("flops", "profile")  # of what computing again costs, torch.compile's own; the first is its default
 QUICK_BUDGETS = (1.0, 0.5, 0.2)
 
 
@@ -37,7 +38,14 @@ def peer_points(name: str, subject: Subject, *, quick: bool, limit_s: float) -> 
 
 def point_count(*, quick: bool) -> int:
     """At most so many points does a peer have, for progress and time limits."""
-    return len(QUICK_BUDGETS) if quick else len(BUDGETS)
+    return len(_compile_settings(quick=quick))
+
+
+def _compile_settings(*, quick: bool) -> list[tuple[float, str]]:
+    """Budgets and estimators of torch.compile; with all of the memory nothing is estimated."""
+    if quick:
+        return [(budget, ESTIMATORS[0]) for budget in QUICK_BUDGETS]
+    return [(budget, each) for budget in BUDGETS for each in (ESTIMATORS if budget < 1 else ESTIMATORS[:1])]
 
 
 def _checkpoint_points(subject: Subject, *, quick: bool, limit_s: float) -> Iterator[PeerPoint]:
@@ -56,10 +64,15 @@ def _compile_points(backend: str, subject: Subject, *, quick: bool, limit_s: flo
     def compiled() -> nn.Module:
         return cast(nn.Module, torch.compile(model, backend=backend))
 
-    for budget in QUICK_BUDGETS if quick else BUDGETS:
+    for budget, estimator in _compile_settings(quick=quick):
         torch.compiler.reset()
-        with torch._functorch.config.patch(activation_memory_budget=budget):
-            yield _measured(backend, f"budget {budget:.1f}", subject, compiled, limit_s)
+        setting = f"budget {budget:.1f}" + (f", {estimator}" if estimator != ESTIMATORS[0] else "")
+        with torch._functorch.config.patch(
+            activation_memory_budget=budget,
+            activation_memory_budget_solver="dp",
+            activation_memory_budget_runtime_estimator=estimator,
+        ):
+            yield _measured(backend, setting, subject, compiled, limit_s)
 
 
 def _measured(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.frontier_record import AOT_EAGER, CHECKPOINT, INDUCTOR, CaseRecord, EagerRun, PeerPoint
+from benchmarks.frontier_record import AOT_EAGER, CHECKPOINT, COMPILED, INDUCTOR, CaseRecord, EagerRun, PeerPoint
 from benchmarks.frontier_verdict import pareto
 
 # Colours that stay apart for the colour-blind; every series has a marker of its own as well.
@@ -12,6 +12,7 @@ _PEER_STYLES = {
     CHECKPOINT: ("torch.utils.checkpoint", "#D55E00", "s"),
     AOT_EAGER: ("torch.compile budget, aot_eager", "#CC79A7", "^"),
     INDUCTOR: ("torch.compile budget, inductor", "#8A7A00", "v"),
+    COMPILED: ("memfit, compiled kernels", "#009E73", "D"),
 }
 _BLUE, _GREY, _INK = "#0072B2", "#6E6E6E", "#222222"
 
@@ -81,6 +82,8 @@ def peer_curve(points: Sequence[PeerPoint], eager: EagerRun) -> Curve:
 def _draw_memfit(axes: Any, record: CaseRecord) -> None:
     assert record.eager is not None
     curves = memfit_curves(record, record.eager)
+    if not curves["measured"][0]:
+        return
     axes.plot(*curves["bound"], ":", color=_GREY, linewidth=1.8, label="memfit: lower bound", zorder=2)
     axes.plot(*curves["predicted"], "o--", color=_BLUE, fillstyle="none", label="memfit: predicted", zorder=3)
     axes.plot(*curves["measured"], "o-", color=_BLUE, linewidth=2.2, label="memfit: measured", zorder=4)

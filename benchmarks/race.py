@@ -11,6 +11,7 @@ reaches, who is faster; and who gets lowest.
 """
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from benchmarks.frontier_record import CHECKPOINT, COMPILED, EAGER, INDUCTOR, ME
 from benchmarks.frontier_tables import peer_table
 from benchmarks.frontier_verdict import PEAK_TOLERANCE, Check, best_peer
 from benchmarks.models import frontier_cases, small_cases
+from benchmarks.plots import plot_case, plot_path
 from benchmarks.race_markdown import race_markdown
 from memfit.units import format_bytes
 
@@ -48,7 +50,7 @@ def main() -> None:
     for case in small_cases() if options.small else frontier_cases():
         if str(case) in wanted:
             benchmark.measure(case)
-            console.print(peer_table(benchmark.records[str(case)]))
+            _show(benchmark.records[str(case)], console, options.results.parent / "plots" / "race")
     records = [benchmark.records[name] for name in wanted]
     console.print(equal_peaks_table(records))
     console.print(lowest_table(records))
@@ -56,6 +58,13 @@ def main() -> None:
     for check in missed:
         console.print(f"[red]missed:[/red] {check.where}: {check.promise}: {check.found}", highlight=False)
     sys.exit(1 if missed or benchmark.failed else 0)
+
+
+def _show(record: CaseRecord, console: Console, folder: Path) -> None:
+    console.print(peer_table(record))
+    if record.eager is not None:
+        with contextlib.suppress(ModuleNotFoundError):  # matplotlib is an extra
+            plot_case(record, plot_path(folder, record.case))
 
 
 def equal_peaks_table(records: Iterable[CaseRecord]) -> Table:

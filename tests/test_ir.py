@@ -252,3 +252,30 @@ def test_a_wrapper_disappears_from_all_paths() -> None:
     bare = ir.without_prefix(inner, "net")
     assert [(storage.name, storage.module) for storage in bare.storages] == [("layer.weight", "layer"), ("network", "")]
     assert bare.operations[0].module == "layer"
+
+
+def test_what_is_read_later_or_stays_is_not_overwritable() -> None:
+    names = ("given", "one", "two", "three", "four")
+    storages = tuple(
+        Storage(name=name, size_bytes=8, kind=Kind.TEMPORARY, dtype="float32", shape=(2,), module="") for name in names
+    )
+
+    def operation(name: str, reads: int, makes: int) -> Operation:
+        return Operation(
+            name=name,
+            target="aten.relu.default",
+            phase=Phase.FORWARD,
+            inputs=(reads,),
+            outputs=(makes,),
+            may_overwrite=reads,
+        )
+
+    graph = Graph(
+        storages=storages,
+        operations=(operation("a", 0, 1), operation("b", 1, 2), operation("c", 1, 3), operation("d", 3, 4)),
+        alternatives=(operation("like c", 1, 3), operation("like b", 1, 2)),
+        resident=(0,),
+        tangents=(),
+        held=(4, 2),
+    )
+    assert graph.overwritable() == {"c", "d", "like c"}

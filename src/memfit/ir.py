@@ -126,6 +126,19 @@ class Graph:
         count = len(self.operations)
         return self.operations[index] if index < count else self.alternatives[index - count]
 
+    def overwritable(self) -> frozenset[str]:
+        """Operations and alternatives whose `may_overwrite` nobody reads later in the plain run, by name."""
+        last_read = {index: place for place, each in enumerate(self.operations) for index in each.inputs}
+        makers = {index: place for place, each in enumerate(self.operations) for index in each.outputs}
+        lasting = {*self.resident, *self.held, *self.tangents, *self.written_back}
+        return frozenset(
+            each.name
+            for each in (*self.operations, *self.alternatives)
+            if each.may_overwrite is not None
+            and each.may_overwrite not in lasting
+            and last_read[each.may_overwrite] == makers.get(each.outputs[0])
+        )
+
     def digest(self) -> str:
         """A short hash that graphs of the same computation share, whatever lines and machines they come from.
 

@@ -291,17 +291,14 @@ def _put_off(graph: fx.Graph) -> Likenesses:
 
 def _likely_over(graph: Graph) -> frozenset[Stretch]:
     """Stretches that a plan is likely to run in nothing but the form that overwrites: what they read dies there."""
-    last_read = {index: place for place, each in enumerate(graph.operations) for index in each.inputs}
-    makers = {index: place for place, each in enumerate(graph.operations) for index in each.outputs}
-    lasting = {*graph.resident, *graph.held, *graph.tangents}
-    over: dict[Stretch, bool] = {}
+    overwritable = graph.overwritable()
+    fresh: set[Stretch] = set()
+    over: set[Stretch] = set()
     for operation in (*graph.operations, *graph.alternatives):
         stretch = find_function(operation.target)
         if isinstance(stretch, Stretch) and not stretch.is_ready_here:
-            first = operation.may_overwrite
-            dies = first is not None and first not in lasting and last_read[first] == makers[operation.outputs[0]]
-            over[stretch] = over.get(stretch, True) and dies
-    return frozenset(stretch for stretch, each in over.items() if each)
+            (over if operation.name in overwritable else fresh).add(stretch)
+    return frozenset(over - fresh)
 
 
 def _times(

@@ -52,6 +52,13 @@ def test_compiled_budgets_are_measured() -> None:
     assert first.peak_bytes > persistent_bytes(subject)
 
 
+def test_both_estimators_are_asked_where_something_is_computed_again() -> None:
+    settings = peers._compile_settings(quick=False)
+    assert settings[:3] == [(1.0, "flops"), (0.9, "flops"), (0.9, "profile")]
+    assert len(settings) == peers.point_count(quick=False) == 19
+    assert peers._compile_settings(quick=True) == [(1.0, "flops"), (0.5, "flops"), (0.2, "flops")]
+
+
 def test_a_setting_that_takes_too_long_gives_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def sleep(*_: object) -> int:
         with contextlib.suppress(Exception):  # as compilers do

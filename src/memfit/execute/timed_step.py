@@ -11,8 +11,8 @@ Note [Other forms]
     A program may run an operator in place where the eager run does not, the other way round, or
     an alternative in its stead. Some steps run all of these: operators in their other form, and
     alternatives where they stand in the graph. What an operator would overwrite is copied first,
-    outside the measured time, so that everything reads the same numbers as in a plain step. So are stretches of which
-    only the form that overwrites is compiled.
+    outside the measured time, so that everything reads the same numbers as in a plain step. So is what a stretch
+    overwrites of which only that form is compiled, unless nobody reads it later: a copy would be found in the cache.
 
 Note [Slow steps]
     A step that takes seconds is run once, not twice: its operators in their plain form, and before some of them
@@ -90,7 +90,11 @@ class TimedStep:
         self._timed = operations.keys()
         self._alternatives = {operation.name for operation in graph.alternatives}
         nodes = [node for node in module.graph.nodes if node.name not in left_out]
-        self._plain = _calls(module, operations, [node for node in nodes if not is_alternative(node)])
+        dying = graph.overwritable()
+        self._plain = [
+            dataclasses.replace(call, copies_first=call.copies_first and call.node.name not in dying)
+            for call in _calls(module, operations, [node for node in nodes if not is_alternative(node)])
+        ]
         self._other = _calls(module, operations, nodes, other_forms=True)
         self._both = _both_calls(module, operations, nodes)
         self._inputs = _inputs(module.graph, model, sample)
