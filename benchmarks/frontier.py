@@ -51,6 +51,7 @@ from benchmarks.models import Case, frontier_cases, small_cases
 from benchmarks.plots import plot_case, plot_path
 
 RESULTS = Path(__file__).parent / "results" / "frontier.json"
+_NEAR = 0.02  # parts of the activations that one plan is made for
 _MARK = "point: "  # before what a part hands over, to tell it from what compilers print
 
 
@@ -141,8 +142,12 @@ def _fractions_of_inductor(record: CaseRecord) -> list[float]:
     if record.eager is None:
         return []
     peaks = [point.peak_bytes for point in record.peers if point.peer == INDUCTOR and point.peak_bytes is not None]
-    parts = {math.floor(100 * record.eager.fraction(peak)) / 100 for peak in peaks}
-    return sorted((part for part in parts if 0 < part < 1), reverse=True)
+    parts = sorted({math.floor(100 * record.eager.fraction(peak)) / 100 for peak in peaks})
+    apart: list[float] = []
+    for part in (each for each in parts if 0 < each < 1):
+        if not apart or part > apart[-1] + _NEAR:  # else the lower one serves both
+            apart.append(part)
+    return apart[::-1]
 
 
 def _lines(command: list[str], limit_s: float) -> Iterator[str]:

@@ -28,7 +28,7 @@ from memfit.recipe import Recipe, without_channels_last
 log = logging.getLogger(__name__)
 
 _WORTH_IT = 0.95  # of the time; above that the copies at both ends may take it back
-_CLEAR = 0.03  # away from that, one pair is enough
+_CLEAR = 0.1  # away from that, one pair is enough
 _PAIRS, _SECONDS = 3, 3.0
 
 

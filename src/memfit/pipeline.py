@@ -82,8 +82,24 @@ def make_plan(model: nn.Module, sample: Sample, planner: Planner, prepared: Prep
         if not _is_within(limit, planner, prepared, solution):
             prepared, planner = _without_guesses(model, planner, prepared, recipe, solution)
             solution, limit = solve(planner, prepared, recipe)
+    else:
+        prepared, planner = _believed(model, planner, prepared, recipe, solution, limit)
     seconds = prepared.seconds + time.monotonic() - start
     return write_plan(model, sample, planner, prepared, recipe, solution, limit, seconds)
+
+
+def _believed(
+    model: nn.Module, planner: Planner, prepared: Prepared, recipe: Recipe, solution: Solution, limit: int | None
+) -> tuple[Prepared, Planner]:
+    """Costs of the last solution as it runs, where none was corrected for good; refused if it is over the limit."""
+    corrected = with_compiled_costs(model, prepared, program_of(planner.problem, solution.expansion))
+    if corrected is None:
+        return prepared, planner
+    planner = make_planner(model, corrected, recipe)
+    if limit is not None and not _is_within(limit, planner, corrected, solution):
+        peak_bytes = corrected.peak_bytes(program_of(planner.problem, solution.expansion))
+        raise _infeasible(planner, recipe, limit, solution, peak_bytes)
+    return corrected, planner
 
 
 def _is_within(limit: int | None, planner: Planner, prepared: Prepared, solution: Solution) -> bool:

@@ -52,6 +52,7 @@ class Prepared:
     granularity_bytes: int
     unplanned_peak_bytes: int  # of the plain eager run
     unplanned_step_us: float | None  # of its operators; None: those of the graph, which was not rewritten
+    is_measured: bool  # whether operators were run, to learn what they allocate
     times_measured: bool
     rewrites: tuple[str, ...]
     seconds: float  # that tracing and measuring took
@@ -94,7 +95,7 @@ def traced_for(
     model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool = True
 ) -> contextlib.AbstractContextManager[Joint]:
     """Trace as a recipe wants it."""
-    if STRETCH.technique in recipe.allow:
+    if recipe.compiles:
         _torch.warm_compiler()
     return _traced_for(model, sample, recipe, with_hooks=with_hooks)
 
@@ -160,7 +161,7 @@ def prepare(
     like = _put_off(joint.graph_module.graph) if runs_here and may_put_off else {}
     if measured:
         stretches = stretches_in(joint.graph_module.graph, alternatives=timed)
-        over = _likely_over(lower(joint)) if runs_here and may_put_off else frozenset()
+        over = _likely_over(lower(joint)) if stretches and runs_here and may_put_off else frozenset()
         now = [each for each in stretches if each not in like]
         compile_all([each.in_place or each if each in over else each for each in now], recipe.progress)
         compile_all([each for each in now if each.stand_in is None])  # whose other form was rejected
@@ -206,6 +207,7 @@ def prepare(
         granularity_bytes=granularity,
         unplanned_peak_bytes=unplanned_step.peak_bytes,
         unplanned_step_us=step_us,
+        is_measured=measured,
         times_measured=runs_here,
         rewrites=_rewrites(plain.graph, graph),
         seconds=joint.seconds + time.monotonic() - start,
@@ -228,10 +230,8 @@ def with_compiled_costs(
     ran = {(operations[run.operation].target, run.in_place) for run in runs}
     known = prepared.put_off if everything else prepared.put_off & {target for target, _ in ran}
     ran |= {(target, False) for target in known if (target, True) not in ran}
-    stretches = [
-        (place, form) for place, each in enumerate(operations) for form in _forms_to_measure(each.target, ran, known)
-    ]
-    if not stretches or not prepared.times_measured:
+    stretches = [(place, form) for place, each in enumerate(operations) for form in _forms_of(each.target, ran)]
+    if not stretches or not prepared.is_measured:
         return None
     compile_all(form for _, form in stretches)
     signatures = [(place, with_operator(operations[place].signature, form)) for place, form in stretches]
@@ -246,14 +246,14 @@ def with_compiled_costs(
     return dataclasses.replace(prepared, costs=changed, put_off=prepared.put_off - known)
 
 
-def _forms_to_measure(target: str, ran: Collection[tuple[str, bool]], known: Collection[str]) -> Iterator[Stretch]:
-    """The forms of a stretch that were not measured as they are; `ran` has what is run, and whether in place."""
+def _forms_of(target: str, ran: Collection[tuple[str, bool]]) -> Iterator[Stretch]:
+    """The forms of a stretch that are run; `ran` has targets, and whether in place."""
     own = find_function(target)
     if not isinstance(own, Stretch):
         return
     if (target, True) in ran and own.in_place is not None:
         yield own.in_place
-    if (target, False) in ran and (target in known or own.stand_in is not None):
+    if (target, False) in ran:
         yield own
 
 
@@ -339,9 +339,7 @@ def _step_us(
     kept = () if rewritten is None else rewritten.operations
     gone = {each.name for each in graph.operations} - {each.name for each in kept}
     if rewritten is None or len(gone) > _FEW_GONE or not is_slow(graph, _PLAIN_STEPS_S):
-        return own_times(
-            plain.module, graph, model, sample, steps=2 if rewritten is None else 3, time_limit_s=_PLAIN_STEPS_S
-        )
+        return own_times(plain.module, graph, model, sample, steps=3, time_limit_s=_PLAIN_STEPS_S)
     signatures = {each.name: each.signature for each in graph.operations if each.name in gone and each.signature}
     costs = measured_costs(signatures.values(), device=device_of(model), timed=True)
     times_us = {name: costs[signature].time_us for name, signature in signatures.items() if signature in costs}

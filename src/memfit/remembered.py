@@ -35,7 +35,7 @@ from memfit.recipe import Recipe
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 2  # to be raised when plans of before are not as good, or not as right, as those made now
+_FORMAT = 3  # to be raised when plans of before are not as good, or not as right, as those made now
 _PROCESSORS = Path("/proc/cpuinfo")
 
 
@@ -55,7 +55,9 @@ def place_in(folder: Path, graph: Graph, optimizer: OptimizerMemory) -> Path:
     """The file of a plan for a graph, see Note [What is the same]."""
     operations = (*graph.operations, *graph.alternatives)
     words = [
-        [graph.digest(), [each.signature for each in operations], [each.size_bytes for each in graph.storages]],
+        # Signatures without their operators, of which they say whether they are compiled in this process.
+        [[each.target, each.signature.partition(",")[2]] for each in operations],
+        [graph.digest(), [each.size_bytes for each in graph.storages]],
         dataclasses.astuple(optimizer),
     ]
     return folder / f"{_digest(words)}.json"
@@ -75,7 +77,7 @@ def _read_plan(path: Path) -> Plan | None:
     try:
         return Plan.load(path)
     except (InvalidFile, OSError) as error:
-        log.warning("the plan that was remembered in %s is damaged (%s); planning again", path, first_line(error))
+        log.warning("the plan that was remembered in %s is damaged (%s) and left out", path, first_line(error))
         return None
 
 

@@ -38,6 +38,7 @@ from memfit.prepare import (
     step_optimizer_memory,
     traced_for,
     with_beside,
+    with_compiled_costs,
 )
 from memfit.recipe import Recipe
 from memfit.remembered import can_run_as_planned, folder_of, keep_plan, kept_plans, place_in
@@ -183,7 +184,7 @@ class Runner:
         if not self.recipe.recompute:
             planner = make_planner(model, prepared, self.recipe)
             known.append((0.0, program_of(planner.problem, planner.unplanned)))
-        fitting = (each for _, each in sorted(known, key=lambda one: one[0]) if _fits(prepared, each, limit))
+        fitting = (each for _, each in sorted(known, key=lambda one: one[0]) if _fits(model, prepared, each, limit))
         return next(fitting, None)
 
 
@@ -195,13 +196,16 @@ class _First(NamedTuple):
     call: CompiledCall
 
 
-def _fits(prepared: Prepared, program: Program, limit_bytes: int) -> bool:
+def _fits(model: nn.Module, prepared: Prepared, program: Program, limit_bytes: int) -> bool:
     """Whether decisions serve a call of another shape: same operations, peak within the budget."""
     try:
         check_program(prepared.graph, program)
     except InvalidFile:
         return False
-    return prepared.can_run(program) and prepared.peak_bytes(program) <= limit_bytes
+    if not prepared.can_run(program) or prepared.peak_bytes(program) > limit_bytes:
+        return False
+    seen = with_compiled_costs(model, prepared, program)  # in the forms in which it runs stretches
+    return seen is None or seen.peak_bytes(program) <= limit_bytes
 
 
 def other_call(plan: Plan, example: Sample) -> str:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from memfit.errors import InfeasibleBudget
+from memfit.errors import InfeasibleBudget, MemfitError, first_line
 from memfit.plan.plan import Plan
 from memfit.recipe import Recipe, without_channels_last, without_kernels
 
@@ -34,6 +34,10 @@ def best_way(recipe: Recipe, make: Callable[[Recipe], Made], plan_of: Callable[[
             made.append(make(way))
         except InfeasibleBudget as error:
             refused.append(error)
+        except MemfitError as error:
+            if not made:
+                raise
+            log.warning("another way to run the step was not planned: %s", first_line(error))
         except KeyboardInterrupt:
             if not made:
                 raise

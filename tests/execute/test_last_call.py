@@ -37,6 +37,18 @@ def test_a_call_like_the_last_is_not_looked_up(monkeypatch):
     assert captured.forward.runs == 3
 
 
+def test_calls_of_two_kinds_in_turns_are_looked_up_and_nothing_is_made_for_the_next(monkeypatch):
+    captured = memfit.fit(ConvNet(), torch.randn(4, 3, 8, 8))
+
+    def refuse(*_):
+        raise AssertionError("nobody will need it")
+
+    monkeypatch.setattr(attach._LastCall, "of", refuse)
+    for rows in (4, 2, 4, 2):
+        train_step(captured, torch.randn(rows, 3, 8, 8))
+    assert captured.forward.runs == 4
+
+
 def _turn_weights(model):
     weight = model.head.weight
     weight.data = weight.data.t().contiguous().t()
@@ -161,7 +173,8 @@ class Tied(nn.Module):
 def test_tied_weights_are_not_looked_up_again_and_untied_ones_are(monkeypatch):
     eager, captured, batch = Tied(), Tied(), torch.randn(2, 4)
     memfit.fit(captured, batch)
-    captured(batch)
+    for _ in range(2):
+        captured(batch)
     with monkeypatch.context() as patched:
         patched.setattr(attach, "_kind_of_call", None)
         assert torch.equal(captured(batch), eager(batch))

@@ -166,6 +166,7 @@ class PlannedForward:
         self.capture_s = 0.0
         self.runs = 0  # of captured calls
         self._last: _LastCall | None = None
+        self._before: Call | None = None  # what the call before this one ran
         self._model = model
         self._instance_forward = model.__dict__.get("forward")  # set if somebody replaced it before us
         functools.update_wrapper(self, self.original)
@@ -191,7 +192,9 @@ class PlannedForward:
         call = self.calls.get(key)
         if call is None:
             call = self.calls[key] = self._captured(args, kwargs)
-        self._last = _LastCall.of(call, modules, states, leaves, spec)
+        # Calls of several kinds in turns are not worth being remembered one by one.
+        self._last = _LastCall.of(call, modules, states, leaves, spec) if call is self._before else None
+        self._before = call
         self.runs += 1
         return call(states, args, kwargs)
 
@@ -242,7 +245,7 @@ class PlannedForward:
             raise ExecutionError("a planned forward cannot be copied without its module; copy the module")
         twin = object.__new__(PlannedForward)
         memo[id(self)] = twin
-        twin.calls, twin._last = {}, None  # its modules are others
+        twin.calls, twin._last, twin._before = {}, None, None  # its modules are others
         twin.compile_call = self.compile_call
         twin.whole = None if self.whole is None else memo.get(id(self.whole))
         twin.active, twin.capture_s, twin.runs = self.active, 0.0, 0

@@ -155,7 +155,8 @@ def _typical_like(graph: Graph, typical: _Typical, left_out: Sequence[Operation]
     for alternative in graph.alternatives:
         stretch = find_function(alternative.target)
         if isinstance(stretch, Stretch) and (alternative.signature, False) in typical:
-            longer[stretch] = typical[alternative.signature, False] / own_us(alternative)
+            ratio = typical[alternative.signature, False] / own_us(alternative)
+            longer[stretch] = max(ratio, longer.get(stretch, ratio))
     found: _Typical = {}
     for alternative in left_out:
         stretch = find_function(alternative.target)

@@ -14,7 +14,7 @@ from memfit.files import cache_folder, write_atomically
 log = logging.getLogger(__name__)
 
 _FORMAT = "memfit.costs"
-_VERSION = 2
+_VERSION = 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

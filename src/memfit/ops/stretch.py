@@ -8,8 +8,8 @@ Note [A stretch is an operator]
 Note [Over the first]
     A stretch can write its first result over its first argument, if they look alike and nothing else inside reads that
     result. The form that does so is another kernel, which is compiled where a plan has it, and takes as long. Where a
-    plan is likely to have nothing but that form, it is compiled first, and stands in for the other one on a copy of
-    the first argument, until that one is asked for by itself.
+    plan is likely to have nothing but that form, it is compiled first, and stands in for the other one where costs are
+    measured, until that one is compiled as well.
 
 Note [Shared]
     Two stretches of the same operators on the same layouts are one object, compiled once. The name is a hash of
@@ -86,10 +86,6 @@ class Stretch:
 
     def _made(self, tensors: Sequence[torch.Tensor]) -> Sequence[Any]:
         if not self.is_ready:
-            over = self.stand_in
-            if over is not None:
-                copied = tensors[0].clone()
-                return [copied, *over._made([copied, *tensors[1:]])]
             compile_all([self])
         assert self._run is not None
         try:
