@@ -22,7 +22,7 @@ COMPILED_FRACTIONS = (1.0, 0.66, 0.60, 0.50, 0.40, 0.33, 0.25)
 QUICK_COMPILED_FRACTIONS = (1.0, 0.50, 0.33)
 QUICK_FRACTIONS = (0.66, 0.53, 0.40, 0.33)  # those that promises speak of
 PAIRS = 4
-SECONDS = 10.0  # of pairs of steps, where more than those fit in
+SECONDS = 25.0  # of pairs of steps, where more than those fit in
 
 _planner: Any = memfit  # plan, apply, fit, plan_of and remove; tests put another one here
 

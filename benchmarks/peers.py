@@ -21,7 +21,7 @@ from benchmarks.measuring import Subject, interleaved, peak_bytes
 from benchmarks.segments import checkpointed, find_runs, segment_sizes, segments, square_root_size
 
 PAIRS = 3
-SECONDS = 10.0  # of pairs of steps, where more than those fit in
+SECONDS = 25.0  # of pairs of steps, where more than those fit in
 BUDGETS = tuple(tenths / 10 for tenths in range(10, 0, -1))
 ESTIMATORS = ("flops", "profile")  # of what computing again costs, torch.compile's own; the first is its default
 QUICK_BUDGETS = (1.0, 0.5, 0.2)

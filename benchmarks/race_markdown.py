@@ -8,7 +8,7 @@ _SETTINGS = ("1.00 of the part", "0.50 of the part", "0.33 of the part")
 _SMALLEST = "smallest"
 _HEAD = (
     "| case | at 1.00 | at 0.50 | at 0.33 | smallest | torch.compile at its budgets | memfit there | "
-    "first step cold, s: memfit, torch.compile |"
+    "first step, s: memfit, torch.compile |"
 )
 
 
@@ -47,5 +47,5 @@ def _part(eager: EagerRun, point: PeerPoint) -> str:
 
 
 def _first(points: Iterable[PeerPoint]) -> str:
-    """Seconds of the first setting, whose caches were empty."""
+    """Seconds of the first setting."""
     return next((f"{point.first_step_s:.0f}" for point in points if point.first_step_s is not None), "none")

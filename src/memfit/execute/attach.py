@@ -13,9 +13,9 @@ Note [Kinds of calls]
     attributes of modules (`dropout.p`) are not among them: they are read when a call is captured.
 
 Note [Like the last call]
-    As a rule a call is of the kind of the one before. What was looked at then is kept, without the tensors, and
-    compared in few and quick steps; only if something differs the kind is written down and looked up. A batch that is
-    also a parameter, or given twice, is always looked up.
+    As a rule a call is of the kind of the one before. From the second of a kind in a row on, what was looked at is
+    kept, without the tensors, and compared in few and quick steps; only if something differs the kind is written down
+    and looked up. A batch that is also a parameter, or given twice, is always looked up.
 
 Note [Wrapped forwards]
     Others wrap a forward after us: Accelerate puts autocast around it. Then ours is found behind theirs, by the
