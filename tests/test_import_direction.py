@@ -25,6 +25,7 @@ DATA = {
     "spelling",
     "optimizer_twin",
     "_kernel_cache",
+    "_kernel_batches",
 }
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
 PIPELINE = {"describe", "recipe", "prepare", "pipeline"}
@@ -46,6 +47,7 @@ MAY_IMPORT = {
     "collecting": set(),
     "optimizer_twin": {"errors"},
     "_kernel_cache": set(),
+    "_kernel_batches": set(),
     "display": set(),
     "spelling": set(),
     "_torch": DATA,

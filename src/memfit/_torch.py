@@ -17,8 +17,8 @@
 `compile_graph` rests on `compile_fx_inner`, `TracingContext`, `CompiledFxGraph.current_callable`, `AsyncCompile.wait`
     and `FxGraphCachePickler.debug_lines`. A graph of primitive operators as a function of a list of tensors, which it
     empties. Its hash is described for logs, here not; `pattern_matcher` looks for products, which it has none of.
-    Kernels are compiled by threads of Inductor's own; what it makes of a graph waits for them at its end, and here not
-    before it is asked to.
+    Kernels are compiled by threads of Inductor's own, several in one go (`_kernel_batches.py`); what it makes of a graph
+    waits for them at its end, and here not before it is asked to.
 `warm_compiler` rests on `pick_vec_isa`
     Remembers what it found; a second thread that asks meanwhile only does the same again.
 `eager_dispatch` rests on `no_python_dispatcher`
@@ -98,6 +98,8 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
+
+from memfit._kernel_batches import compile_the_rest, in_batches
 
 __all__ = [
     "DataDependentOutputException",
@@ -228,10 +230,11 @@ def compile_graph(
         with mode:
             values = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in inputs]
         FakeTensorProp(module, mode).propagate_dont_convert_inputs(*values)
-        with _kernels_later() as waiting, _as_graphs_without_products():
+        with _kernels_later() as waiting, in_batches(), _as_graphs_without_products():
             compiled: Any = compile_fx_inner(module, values)
 
     def finish() -> None:
+        compile_the_rest()
         while waiting:
             waiting[-1]()
             waiting.pop()  # not before: it may be interrupted
