@@ -94,7 +94,6 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
@@ -229,7 +228,6 @@ def compile_graph(
         warnings.simplefilter("ignore")  # about torch's own ways
         with mode:
             values = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in inputs]
-        FakeTensorProp(module, mode).propagate_dont_convert_inputs(*values)
         with _kernels_later() as waiting, in_batches(), _as_graphs_without_products():
             compiled: Any = compile_fx_inner(module, values)
 
