@@ -26,6 +26,7 @@ DATA = {
     "optimizer_twin",
     "_kernel_cache",
     "_kernel_batches",
+    "malloc",
 }
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
 PIPELINE = {"describe", "recipe", "prepare", "pipeline"}
@@ -48,6 +49,7 @@ MAY_IMPORT = {
     "optimizer_twin": {"errors"},
     "_kernel_cache": set(),
     "_kernel_batches": set(),
+    "malloc": set(),
     "display": set(),
     "spelling": set(),
     "_torch": DATA,

@@ -39,6 +39,7 @@ PUBLIC_NAMES = [
     "fit",
     "frontier",
     "init",
+    "keep_freed_memory",
     "load",
     "max_batch",
     "plan",

@@ -21,6 +21,7 @@ from memfit.errors import (
 )
 from memfit.estimate import Estimate
 from memfit.execute.attach import Captures, captures_of, remove
+from memfit.malloc import keep_freed_memory
 from memfit.plan.frontier import Frontier
 from memfit.plan.plan import Plan
 from memfit.prove.check import Check, check
@@ -70,6 +71,7 @@ __all__ = [
     "fit",
     "frontier",
     "init",
+    "keep_freed_memory",
     "load",
     "max_batch",
     "plan",

@@ -2,8 +2,8 @@
 
 Note [In one go]
     A start of the C++ compiler takes half a second before it comes to the kernel: it reads Inductor's headers, compiled
-    beforehand as they are, and links. So what waits for a compiler is compiled as one file. The library that comes of it
-    stands in Inductor's cache once for each of its kernels, under the names that Inductor looks for, as links to one
+    beforehand as they are, and links. So what waits for a compiler is compiled as one file. The library that comes of
+    it stands in Inductor's cache once for each of its kernels, under the names that Inductor looks for, as links to one
     file; which kernel is meant it sees from the name under which it is loaded. Later processes find it as ever.
 
     Whatever fails that way is compiled one by one, by Inductor itself, which also looks whether all is there before it
@@ -148,7 +148,7 @@ def in_batches() -> Iterator[None]:
         _COMPILERS.add(kernel, AsyncCompile.pool(), threads)
         return kernel.done
 
-    AsyncCompile.submit = staticmethod(collect)  # type: ignore[method-assign, assignment]
+    AsyncCompile.submit = staticmethod(collect)  # type: ignore[method-assign]
     try:
         yield
     finally:

@@ -17,7 +17,7 @@
 `compile_graph` rests on `compile_fx_inner`, `TracingContext`, `CompiledFxGraph.current_callable`, `AsyncCompile.wait`
     and `FxGraphCachePickler.debug_lines`. A graph of primitive operators as a function of a list of tensors, which it
     empties. Its hash is described for logs, here not; `pattern_matcher` looks for products, which it has none of.
-    Kernels are compiled by threads of Inductor's own, several in one go (`_kernel_batches.py`); what it makes of a graph
+    Kernels are compiled by threads of Inductor's own, several in one go (`_kernel_batches.py`); what is made of a graph
     waits for them at its end, and here not before it is asked to.
 `warm_compiler` rests on `pick_vec_isa`
     Remembers what it found; a second thread that asks meanwhile only does the same again.

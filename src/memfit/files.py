@@ -1,6 +1,7 @@
 """Files that are written whole or not at all, and where memfit's own are."""
 
 import contextlib
+import importlib.metadata
 import os
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,14 @@ def cache_folder() -> Path:
     """Where measured costs and remembered plans are: `MEMFIT_CACHE_DIR`, or the user's cache folder."""
     chosen = os.environ.get("MEMFIT_CACHE_DIR")
     return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("memfit"))
+
+
+def own_version() -> str:
+    """The version of memfit, by which what it keeps is told apart; "" if it is run from its sources."""
+    try:
+        return importlib.metadata.version("memfit")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -10,7 +10,6 @@ Note [What is the same]
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -24,7 +23,7 @@ from torch import nn
 from memfit.capture.sample import Sample
 from memfit.describe import describe_sample, device_of, model_digest
 from memfit.errors import InvalidFile, first_line
-from memfit.files import cache_folder
+from memfit.files import cache_folder, own_version
 from memfit.ir import Compute, Graph, OptimizerMemory, Program
 from memfit.ops.registry import find_function, in_place_function
 from memfit.ops.stretch import Stretch, compile_all
@@ -42,7 +41,7 @@ _PROCESSORS = Path("/proc/cpuinfo")
 def folder_of(recipe: Recipe, model: nn.Module, sample: Sample) -> Path:
     """Where plans for a wish are, see Note [What is the same]."""
     words = [
-        [_FORMAT, _version(), torch.__version__, _processor(), os.cpu_count(), torch.get_num_threads(), _switches()],
+        [_FORMAT, own_version(), torch.__version__, _processor(), os.cpu_count(), torch.get_num_threads(), _switches()],
         [_device_words(model), model_digest(model), describe_sample(sample)],
         [recipe.budget, recipe.allow, recipe.outputs, recipe.backward_from, recipe.time_limit_s],
         [_selection_words(each) for each in recipe.recompute],
@@ -113,13 +112,6 @@ def can_run_as_planned(graph: Graph, program: Program) -> bool:
 
 def _digest(words: list[Any]) -> str:
     return hashlib.sha256(json.dumps(words, default=str).encode()).hexdigest()[:24]
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("memfit")
-    except importlib.metadata.PackageNotFoundError:  # run from its sources
-        return ""
 
 
 def _switches() -> list[Any]:

@@ -172,6 +172,18 @@ def test_draws_are_in_no_run() -> None:
     assert not any("bernoulli" in str(node.target) or "dropout" in str(node.target) for node in members)
 
 
+def test_noise_is_kept_as_it_was_drawn_and_divided_where_it_is_read() -> None:
+    with traced(Block(dropout=0.5), Sample.of(torch.randn(4, 3, 8, 8))) as joint:
+        fuse(joint)
+    (drawn,) = (node for node in joint.graph_module.graph.nodes if node.name.startswith("bernoulli"))
+    assert {is_backward(user) for user in drawn.users} == {False, True}
+    graph = lower(joint)
+    (maker,) = (each for each in graph.operations if each.name == drawn.name)
+    readers = [each for each in graph.operations if maker.outputs[0] in each.inputs]
+    assert {each.phase for each in readers} == {Phase.FORWARD, Phase.BACKWARD}
+    assert all(each.target.startswith("memfit.stretch") for each in readers)
+
+
 def test_one_operator_and_small_values_are_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = Sample.of(torch.randn(4, 8))
     with traced(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), sample) as plain:

@@ -6,6 +6,11 @@ Note [Made again inside]
     as alternatives of the plain one, like the operators of `ops/`, and the planner chooses among them. So do
     stretches that make one big result of another stretch again without the rest: a normalised value from the
     statistics that are kept anyway.
+
+Note [Scaled where it is read]
+    Dropout divides its noise by a number, and the backward pass reads the quotient. Inside a stretch a division costs
+    nothing. So stretches of the backward pass divide anew, and what is kept is the noise as it was drawn: ones and
+    zeros, of which a bit each is enough (`ops/dropout.py`), and which the forward stretch need not write.
 """
 
 import contextlib
@@ -18,13 +23,28 @@ import torch
 from torch import fx
 
 from memfit import _torch
-from memfit.capture.nodes import INHERITED, REMAKES, TECHNIQUE, is_alternative, shows
-from memfit.capture.runs import Run, find_runs
+from memfit.capture.nodes import (
+    INHERITED,
+    REMAKES,
+    TECHNIQUE,
+    is_alternative,
+    is_backward,
+    is_random,
+    is_view,
+    shows,
+)
+from memfit.capture.runs import Run, find_runs, is_fusible
 from memfit.capture.stretches import Piece, arranged, cut_out, made_again, put_into
 from memfit.capture.trace import Joint
 from memfit.ops.lean import is_worth_it, same_layout
 from memfit.ops.stretch import STRETCH, Stretch, stretch_of
 
+_SCALES = {
+    torch.ops.aten.div.Scalar,
+    torch.ops.aten.div.Tensor,
+    torch.ops.aten.mul.Scalar,
+    torch.ops.aten.mul.Tensor,
+}
 _SMALLEST_BYTES = 2**16  # of a value that is worth being made again
 _LARGEST_BUFFER_BYTES = 2**18  # of which a copy from before the forward pass is kept, see `execute/rebuild.py`
 _MOST_INSIDE = 4  # values that are made again inside a stretch, one by one and all together
@@ -35,7 +55,32 @@ def fuse(joint: Joint) -> None:
     graph = joint.graph_module.graph
     mode = _torch.detect_fake_mode([node.meta["val"] for node in graph.nodes if node.op == "placeholder"])
     with torch.no_grad(), mode or contextlib.nullcontext():
+        _scale_where_read(graph)
         _Fusing(graph).run()
+
+
+def _scale_where_read(graph: fx.Graph) -> None:
+    """See Note [Scaled where it is read]."""
+    for node in [each for each in graph.nodes if _is_scaled_noise(each)]:
+        readers = [user for user in node.users if is_backward(user)]
+        if not all(is_fusible(user) for user in readers):
+            continue
+        for user in readers:
+            with graph.inserting_before(user):
+                again = graph.node_copy(node, lambda each: each)
+            again.meta = {key: user.meta[key] for key in INHERITED if key in user.meta}
+            again.meta["val"] = _fresh(node.meta["val"])
+            user.replace_input_with(node, again)
+
+
+def _is_scaled_noise(node: fx.Node) -> bool:
+    """Whether a node of the forward pass is a draw times or by a number."""
+    if node.target not in _SCALES or is_backward(node) or len(node.all_input_nodes) != 1:
+        return False
+    (source,) = node.all_input_nodes
+    while is_view(source):
+        (source,) = source.all_input_nodes[:1]
+    return is_random(source)
 
 
 def stretches_in(graph: fx.Graph, *, alternatives: bool = True) -> list[Stretch]:

@@ -3,6 +3,7 @@
 A graph here is a small one of primitive operators, with `meta["val"]` on its nodes and a list of results.
 """
 
+import contextlib
 import dataclasses
 import operator
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ import torch
 from torch import fx
 
 from memfit import _torch
+from memfit.capture.kept_graphs import keep_graph, kept_graph
 from memfit.capture.nodes import is_backward, shows
 from memfit.capture.runs import Run
 from memfit.ops.lean import is_worth_it, same_layout
@@ -66,14 +68,22 @@ def _primitive(graph: fx.Graph) -> tuple[fx.Graph, tuple[int, ...]]:
     digest = digest_of(graph)
     if digest not in _PRIMITIVE:
         values = [node.meta["val"] for node in _placeholders(graph)]
-        made = _torch.decomposed(fx.GraphModule({}, graph), values).graph
-        made.eliminate_dead_code()
+        with _torch.detect_fake_mode(values) or contextlib.nullcontext():
+            kept = kept_graph(digest)
+        made = kept or _decomposed(graph, values, digest)
         read = tuple(place for place, node in enumerate(_placeholders(made)) if node.users)
         for node in _placeholders(made):
             if not node.users:
                 made.erase_node(node)
         _PRIMITIVE[digest] = made, read
     return _PRIMITIVE[digest]
+
+
+def _decomposed(graph: fx.Graph, values: Sequence[torch.Tensor], digest: str) -> fx.Graph:
+    made = _torch.decomposed(fx.GraphModule({}, graph), values).graph
+    made.eliminate_dead_code()
+    keep_graph(digest, made)
+    return made
 
 
 _PRIMITIVE: dict[str, tuple[fx.Graph, tuple[int, ...]]] = {}
