@@ -49,7 +49,7 @@ def kernel(folder: Path, number: int, built: list[Path], options: str = "-O3", f
             built.append(library)
             library.write_text("")
 
-    made = _as_kernel(functools.partial(build, "lock", (Builder(library, options),)))
+    made = _as_kernel(functools.partial(build, str(folder / f"{number}.lock"), (Builder(library, options),)))
     assert made is not None
     return made
 
@@ -76,6 +76,7 @@ def test_what_fails_together_is_compiled_one_by_one(tmp_path: Path, monkeypatch:
         raise OSError("the disk is full")
 
     monkeypatch.setattr(_kernel_batches, "_compile_together", fail)
+    monkeypatch.setattr(_kernel_batches, "_ONE_BY_ONE", set())
     built: list[Path] = []
     good, bad, other = (kernel(tmp_path, number, built, fails=number == 1) for number in range(3))
     _compile([good, bad, other])
@@ -115,7 +116,50 @@ def test_compilers_start_for_a_few_kernels_and_all_of_them_at_the_end(
             each.done.result(timeout=30)
     assert compilers._running == 0
     assert sum(batches) == 21
-    assert max(batches) <= 9  # a share of what waits, not all of it
+    assert max(batches) <= 8
+    assert batches[0] == 4  # when the fourth came, it was started
+    assert batches[-1] <= 4  # what is left at the end is shared
+
+
+def test_what_is_left_is_shared_among_compilers(tmp_path: Path) -> None:
+    compilers, built = _Compilers(), []
+    for number in range(13):
+        compilers._waiting.append(kernel(tmp_path, number, built))
+    assert [len(compilers._next(2)) for _ in range(4)] == [7, 4, 2, 0]
+
+
+def test_a_forked_process_waits_for_nobody(tmp_path: Path) -> None:
+    compilers, built = _Compilers(), []
+    waiting = kernel(tmp_path, 0, built)
+    compilers.add(waiting, None, 2)
+    compilers.forget()
+    assert waiting.done.done()
+    assert compilers._next(2) == []
+
+
+def test_what_is_there_already_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together: list[int] = []
+    monkeypatch.setattr(_kernel_batches, "_compile_together", lambda kernels: together.append(len(kernels)))
+    built: list[Path] = []
+    batch = [kernel(tmp_path, number, built) for number in range(4)]
+    batch[1].library.write_text("by another process")
+    _compile(batch)
+    assert together == [3]
+    assert batch[1].library.read_text() == "by another process"
+
+
+def test_other_threads_are_left_to_inductor(tmp_path: Path) -> None:
+    from torch._inductor.async_compile import AsyncCompile
+
+    taken: list[Any] = []
+    task = kernel(tmp_path, 0, []).build
+    with _kernel_batches.in_batches():
+        thread = threading.Thread(target=lambda: taken.append(AsyncCompile.submit(task)))
+        thread.start()
+        thread.join()
+    assert not _kernel_batches._COMPILERS._waiting
+    assert taken[0] is None or taken[0].result(timeout=60) is None
+    assert (tmp_path / "kernel0.main.so").exists()
 
 
 def test_other_tasks_of_inductor_are_left_to_it(tmp_path: Path) -> None:
@@ -189,5 +233,7 @@ def test_kernels_are_compiled_where_they_cannot_be_compiled_together(
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(_kernel_batches, "_HEADERS", "#error not here\n")
+    monkeypatch.setattr(_kernel_batches, "_ONE_BY_ONE", set())
     compiled([factor + 10 for factor in FACTORS])  # others than this process has
+    assert _kernel_batches._ONE_BY_ONE
     assert len({path.stat().st_ino for path in tmp_path.rglob("*.main.so")}) == 5

@@ -20,8 +20,10 @@ import functools
 import logging
 import math
 import os
+import shutil
 import tempfile
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -71,6 +73,7 @@ class _Waiting(NamedTuple):
     """A kernel that waits for a compiler."""
 
     build: Callable[[], None]  # Inductor's own way
+    lock: str  # Inductor's own, a file
     builder: Any  # its CppBuilder
     done: "Future[None]"
 
@@ -95,26 +98,46 @@ class _Compilers:
     """
 
     def __init__(self) -> None:
-        self.forget()
+        self._unfinished: weakref.WeakSet[Future[None]] = weakref.WeakSet()
+        self._begin()
 
-    def forget(self) -> None:
-        """In a process that is forked there are none of the threads that would take them."""
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._waiting: collections.deque[_Waiting] = collections.deque()
         self._running = 0
 
+    def forget(self) -> None:
+        """A process that is forked has none of the threads that would take them: they are built when loaded."""
+        for done in [each for each in self._unfinished if not each.done()]:
+            done.set_result(None)
+        self._begin()
+
     def add(self, kernel: _Waiting, pool: Any, threads: int) -> None:
         with self._lock:
             self._waiting.append(kernel)
+            self._unfinished.add(kernel.done)
         self.start(pool, threads, most=threads - 1, least=_FEW)
 
     def start(self, pool: Any, threads: int, *, most: int, least: int = 1) -> None:
         """Have up to `most` compilers at work, if `least` kernels wait."""
+        while self._may_start(most, least):
+            started = False
+            try:
+                pool.submit(self._work, threads)
+                started = True
+            finally:  # it may be interrupted
+                if not started:
+                    self._stop()
+
+    def _may_start(self, most: int, least: int) -> bool:
         with self._lock:
-            count = max(most - self._running, 0) if len(self._waiting) >= least else 0
-            self._running += count
-        for _ in range(count):
-            pool.submit(self._work, threads)
+            starts = self._running < most and len(self._waiting) >= least
+            self._running += starts
+        return starts
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._running -= 1
 
     def _work(self, threads: int) -> None:
         while batch := self._next(threads):
@@ -130,7 +153,9 @@ class _Compilers:
 
 
 _COMPILERS = _Compilers()
-os.register_at_fork(after_in_child=_COMPILERS.forget)
+_ONE_BY_ONE: set[str] = set()  # commands by which kernels could not be compiled together
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_COMPILERS.forget)
 
 
 @contextlib.contextmanager
@@ -139,11 +164,11 @@ def in_batches() -> Iterator[None]:
     from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 
     own = AsyncCompile.__dict__["submit"]  # as it stands in the class
-    submit = AsyncCompile.submit
+    submit, here = AsyncCompile.submit, threading.get_ident()
 
     def collect(task: Callable[..., Any]) -> Any:
         kernel, threads = _as_kernel(task), get_compile_threads()
-        if kernel is None or threads < 2:
+        if kernel is None or threads < 2 or threading.get_ident() != here:  # others do not ask for the rest
             return submit(task)
         _COMPILERS.add(kernel, AsyncCompile.pool(), threads)
         return kernel.done
@@ -171,29 +196,46 @@ def _as_kernel(task: Callable[..., Any]) -> _Waiting | None:
     builders = task.args[1]
     if not isinstance(builders, tuple) or len(builders) != 1 or not hasattr(builders[0], "_build_option"):
         return None
-    kernel = _Waiting(build=task, builder=builders[0], done=Future())
+    kernel = _Waiting(build=task, lock=str(task.args[0]), builder=builders[0], done=Future())
     return kernel if kernel.library.name.endswith(".main.so") and kernel.source.exists() else None
 
 
 def _compile(batch: Sequence[_Waiting]) -> None:
     """Compile kernels, together where that can be done, and say of each that it is there, or why not."""
-    by_command: dict[str, list[_Waiting]] = collections.defaultdict(list)
+    try:
+        for command, alike in _by_command(batch).items():
+            if command not in _ONE_BY_ONE:
+                _try_together(command, alike)
+    except Exception as error:  # whatever it is, each is compiled by itself
+        log.debug("%d kernels are compiled one by one: %s", len(batch), error)
     for kernel in batch:
-        by_command[_command(kernel)].append(kernel)
-    for alike in by_command.values():
-        if len(alike) > 1:
-            try:
-                _compile_together(alike)
-            except Exception as error:  # whatever it is, each is compiled by itself
-                log.debug("%d kernels are compiled one by one: %s", len(alike), error)
-        for kernel in alike:
-            _finish(kernel)
+        _finish(kernel)
 
 
-def _command(kernel: _Waiting) -> str:
-    """How a kernel is compiled, without what it is named."""
-    command: str = kernel.builder.get_command_line()
-    return command.replace(str(kernel.library), "").replace(str(kernel.source), "")
+def _by_command(batch: Sequence[_Waiting]) -> dict[str, list[_Waiting]]:
+    """Kernels by how they are compiled, without what they are named."""
+    found: dict[str, list[_Waiting]] = collections.defaultdict(list)
+    for kernel in batch:
+        command: str = kernel.builder.get_command_line()
+        found[command.replace(str(kernel.library), "").replace(str(kernel.source), "")].append(kernel)
+    return found
+
+
+def _try_together(command: str, kernels: Sequence[_Waiting]) -> None:
+    """Another process may be compiling the same: Inductor's locks are held meanwhile, in one order for all."""
+    from torch._inductor.codecache import LOCK_TIMEOUT
+    from torch.utils._filelock import FileLock
+
+    with contextlib.ExitStack() as locks:
+        for path in sorted(kernel.lock for kernel in kernels):
+            locks.enter_context(FileLock(path, timeout=LOCK_TIMEOUT))
+        missing = [kernel for kernel in kernels if not kernel.library.exists()]
+        try:
+            if len(missing) > 1:
+                _compile_together(missing)
+        except Exception:
+            _ONE_BY_ONE.add(command)
+            raise
 
 
 def _finish(kernel: _Waiting) -> None:
@@ -215,9 +257,12 @@ def _compile_together(kernels: Sequence[_Waiting]) -> None:
         builder = CppBuilder(name=source.stem, sources=str(source), BuildOption=options, output_dir=folder)
         builder.build()
         for number, kernel in enumerate(kernels):
-            link = Path(folder) / str(number)
-            os.link(builder.get_target_file_path(), link)
-            link.replace(kernel.library)
+            copy = Path(folder) / str(number)
+            try:
+                os.link(builder.get_target_file_path(), copy)
+            except OSError:  # not every file system has links
+                shutil.copy(builder.get_target_file_path(), copy)
+            copy.replace(kernel.library)
 
 
 def source_of(kernels: Sequence[tuple[str, Path]]) -> str:

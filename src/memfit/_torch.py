@@ -282,7 +282,8 @@ def warm_compiler() -> None:
 @functools.cache
 def _forget_threads_in_children(compiling: Any) -> None:
     """A process that is forked has none of the threads that compile, and would wait for them."""
-    os.register_at_fork(after_in_child=compiling.pool.cache_clear)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=compiling.pool.cache_clear)
 
 
 @contextlib.contextmanager
@@ -301,10 +302,13 @@ def _kernels_later() -> Iterator[list[Callable[[], None]]]:
 
     _forget_threads_in_children(AsyncCompile)
     waiting: list[Callable[[], None]] = []
-    wait = AsyncCompile.wait
+    wait, here = AsyncCompile.wait, threading.get_ident()
 
     def collect(self: Any, scope: dict[str, Any]) -> None:
-        waiting.append(lambda: wait(self, scope))
+        if threading.get_ident() != here:
+            wait(self, scope)
+        else:
+            waiting.append(lambda: wait(self, scope))
 
     AsyncCompile.wait = collect  # type: ignore[method-assign]
     try:

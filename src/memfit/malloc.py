@@ -16,7 +16,8 @@ def keep_freed_memory() -> bool:
 
     For training on a CPU, once, before the model is built: steps with big tensors take less time, by a fifth on some
     models, and what the process has ever held it goes on holding. Whether it was done is returned: that is possible
-    with glibc alone (Linux), and has no effect if another allocator is preloaded. The same without a line of code:
+    with glibc alone (Linux), and has no effect if another allocator is preloaded, or on big blocks
+    that other threads ask for. The same without a line of code:
     `MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000` in the environment.
     """
     if platform.libc_ver()[0] != "glibc":

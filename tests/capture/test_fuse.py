@@ -184,6 +184,14 @@ def test_noise_is_kept_as_it_was_drawn_and_divided_where_it_is_read() -> None:
     assert all(each.target.startswith("memfit.stretch") for each in readers)
 
 
+def test_noise_that_no_stretch_reads_is_divided_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs_module, "_SMALLEST_RUN_BYTES", 2**40)
+    with traced(Block(dropout=0.5), Sample.of(torch.randn(4, 3, 8, 8))) as joint:
+        before = [str(node.target) for node in joint.graph_module.graph.nodes]
+        fuse(joint)
+    assert [str(node.target) for node in joint.graph_module.graph.nodes] == before
+
+
 def test_one_operator_and_small_values_are_no_run(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = Sample.of(torch.randn(4, 8))
     with traced(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), sample) as plain:

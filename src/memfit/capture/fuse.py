@@ -32,6 +32,7 @@ from memfit.capture.nodes import (
     is_random,
     is_view,
     shows,
+    tensors_of,
 )
 from memfit.capture.runs import Run, find_runs, is_fusible
 from memfit.capture.stretches import Piece, arranged, cut_out, made_again, put_into
@@ -55,32 +56,50 @@ def fuse(joint: Joint) -> None:
     graph = joint.graph_module.graph
     mode = _torch.detect_fake_mode([node.meta["val"] for node in graph.nodes if node.op == "placeholder"])
     with torch.no_grad(), mode or contextlib.nullcontext():
-        _scale_where_read(graph)
+        scaled = _scale_where_read(graph)
         _Fusing(graph).run()
+        _scale_once(graph, scaled)
 
 
-def _scale_where_read(graph: fx.Graph) -> None:
-    """See Note [Scaled where it is read]."""
+def _scale_where_read(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """See Note [Scaled where it is read]; the new nodes, and those that they do again."""
+    scaled: dict[fx.Node, fx.Node] = {}
     for node in [each for each in graph.nodes if _is_scaled_noise(each)]:
         readers = [user for user in node.users if is_backward(user)]
-        if not all(is_fusible(user) for user in readers):
-            continue
+        if not all(is_fusible(user) for user in readers) or any(
+            user.op == "output" or shows(user) for user in node.users
+        ):
+            continue  # the quotient is kept in any case
         for user in readers:
             with graph.inserting_before(user):
                 again = graph.node_copy(node, lambda each: each)
             again.meta = {key: user.meta[key] for key in INHERITED if key in user.meta}
             again.meta["val"] = _fresh(node.meta["val"])
             user.replace_input_with(node, again)
+            scaled[again] = node
+    return scaled
+
+
+def _scale_once(graph: fx.Graph, scaled: dict[fx.Node, fx.Node]) -> None:
+    """Where neither pass became a stretch the backward pass reads the quotient as before."""
+    left = set(graph.nodes)
+    for again, node in scaled.items():
+        if again in left and node in left:
+            again.replace_all_uses_with(node, propagate_meta=False)
+            graph.erase_node(again)
 
 
 def _is_scaled_noise(node: fx.Node) -> bool:
-    """Whether a node of the forward pass is a draw times or by a number."""
+    """Whether a node of the forward pass is a draw times or by a number, and no smaller than what was drawn."""
     if node.target not in _SCALES or is_backward(node) or len(node.all_input_nodes) != 1:
         return False
     (source,) = node.all_input_nodes
     while is_view(source):
         (source,) = source.all_input_nodes[:1]
-    return is_random(source)
+    drawn, made = tensors_of(source), tensors_of(node)
+    return is_random(source) and sum(each.untyped_storage().nbytes() for each in drawn) <= sum(
+        each.untyped_storage().nbytes() for each in made
+    )
 
 
 def stretches_in(graph: fx.Graph, *, alternatives: bool = True) -> list[Stretch]:

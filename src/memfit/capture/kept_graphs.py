@@ -21,7 +21,7 @@ from memfit.files import cache_folder, own_version, write_atomically
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 1
+_FORMAT = 1  # to be raised when graphs are decomposed or written otherwise
 _SPACES = ("aten", "prims")  # of operators
 _KINDS: dict[str, type] = {
     "dtype": torch.dtype,
@@ -35,7 +35,7 @@ def keep_graph(digest: str, graph: fx.Graph) -> None:
     try:
         text = json.dumps(_written(graph))
         write_atomically(_path(digest), f"{_hash(text)}\n{text}")
-    except (TypeError, OSError) as error:
+    except (TypeError, LookupError, OSError) as error:
         log.debug("a graph is not kept: %s", first_line(error))
 
 
@@ -56,7 +56,8 @@ def kept_graph(digest: str) -> fx.Graph | None:
 
 
 def _path(digest: str) -> Path:
-    words = [_FORMAT, own_version(), torch.__version__]
+    switches = [torch.are_deterministic_algorithms_enabled(), str(torch.get_default_dtype())]  # decompositions ask
+    words = [_FORMAT, own_version(), torch.__version__, switches]
     return cache_folder() / "graphs" / _hash(json.dumps(words))[:16] / f"{digest}.json"
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from memfit import _torch
+from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.kept_graphs import keep_graph, kept_graph
 from memfit.capture.nodes import is_backward, shows
 from memfit.capture.runs import Run
@@ -80,7 +81,8 @@ def _primitive(graph: fx.Graph) -> tuple[fx.Graph, tuple[int, ...]]:
 
 
 def _decomposed(graph: fx.Graph, values: Sequence[torch.Tensor], digest: str) -> fx.Graph:
-    made = _torch.decomposed(fx.GraphModule({}, graph), values).graph
+    with autocast(autocast_state(), enabled=False):  # what it casts is in the graph already
+        made = _torch.decomposed(fx.GraphModule({}, graph), values).graph
     made.eliminate_dead_code()
     keep_graph(digest, made)
     return made

@@ -50,14 +50,18 @@ def fit_in_loop(
                 part = Part(model=model, sample=Sample.of(batch))
                 return fit_model(part, wishes, optimizer=optimizer, beside_bytes=beside_bytes)
 
+        held: list[torch.Tensor] = []  # some losses hold more than the number they are, such as `mse_loss`
+
         def run() -> None:
             with autocast(autocast_state(), enabled=False), (running or precision)():
                 value = loss(model, batch)
+            held[:] = [value]
             with autocast(autocast_state(), enabled=False):
                 value.backward()
 
         optimizers: Sequence[torch.optim.Optimizer] = [] if optimizer is None else [optimizer]
-        step = RehearsedStep(model, run, batch, optimizer=memory_of(optimizers), beside_bytes=beside_bytes)
+        memory = memory_of(optimizers)
+        step = RehearsedStep(model, run, batch, optimizer=memory, beside_bytes=beside_bytes, held=held)
         parts = _parts(model, step)
         with precision():
             return fit_parts(parts, step, wishes)

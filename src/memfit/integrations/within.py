@@ -110,9 +110,18 @@ class RehearsedStep:
     """Forward and backward as a framework runs them, on one batch, leaving nothing behind."""
 
     def __init__(
-        self, root: nn.Module, run: Callable[[], None], batch: Any, *, optimizer: OptimizerMemory, beside_bytes: int
+        self,
+        root: nn.Module,
+        run: Callable[[], None],
+        batch: Any,
+        *,
+        optimizer: OptimizerMemory,
+        beside_bytes: int,
+        held: Sequence[Any] = (),
     ) -> None:
+        """`held` has what a run leaves to the next one, as loops hold the last loss until the next is there."""
         self.root = root
+        self._held = held
         self._run = run
         self._batch = batch
         self._optimizer = optimizer
@@ -129,8 +138,9 @@ class RehearsedStep:
         with nothing_remains(self.root, nothing), generators_put_back(), torch.enable_grad():
             self._run()  # what is captured, is captured here
             drop_gradients(self.root, nothing)
-            measured = measure_peak(self._run, resident=[self.root, self._batch])
-        end_bytes = self.beside_bytes + held_bytes([self.root, self._batch]) + gradient_bytes(self.root)
+            measured = measure_peak(self._run, resident=[self.root, self._batch, *self._held])
+        held = [self.root, self._batch, *self._held]
+        end_bytes = self.beside_bytes + held_bytes(held) + gradient_bytes(self.root)
         return max(measured.peak_bytes + self.beside_bytes, end_bytes + self._optimizer.workspace_bytes)
 
     @property

@@ -9,6 +9,7 @@ from memfit.ops.batch_norm import BATCH_NORM
 from memfit.ops.batch_norm_backward import BATCH_NORM_BACKWARD
 from memfit.ops.bits import BITS
 from memfit.ops.convolution_backward import CONVOLUTION_BACKWARD
+from memfit.ops.convolution_by_samples import CONVOLUTION_BY_SAMPLES
 from memfit.ops.cross_entropy import CROSS_ENTROPY
 from memfit.ops.dropout import DROPOUT
 from memfit.ops.lean import LeanOperator
@@ -27,6 +28,7 @@ LEAN_OPERATORS: tuple[LeanOperator, ...] = (
     BATCH_NORM,
     BATCH_NORM_BACKWARD,
     CONVOLUTION_BACKWARD,
+    CONVOLUTION_BY_SAMPLES,
     SIXTEEN_BIT,
     EIGHT_BIT,
     FOUR_BIT,
