@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit.capture.fuse import fuse
+from memfit.capture.late_gradients import compute_gradients_late
 from memfit.capture.nodes import FORM_OF, INHERITED, REMAKES, TECHNIQUE, is_alternative, is_backward, tensors_of
 from memfit.capture.rewrite import rewrite
 from memfit.capture.tie import tie
@@ -32,6 +33,7 @@ def extend(joint: Joint, techniques: Collection[str]) -> None:
     if "lean" in techniques:
         tie(joint)
     if "inductor" in techniques:
+        compute_gradients_late(joint)
         fuse(joint)
     graph = joint.graph_module.graph
     writer = _Writer(graph)
