@@ -44,6 +44,14 @@ def test_the_big_gradient_moves_behind_the_convolutions_and_small_ones_stay() ->
     assert all(after.index(name) < after.index(convolutions[0]) for name in others)
 
 
+def test_what_the_backward_pass_starts_from_is_not_held_for_it() -> None:
+    wide = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 8192, bias=False))
+    with traced(wide, Sample.of(torch.randn(128, 16))) as joint:
+        before = [node.name for node in joint.graph_module.graph.nodes]
+        compute_gradients_late(joint)
+        assert [node.name for node in joint.graph_module.graph.nodes] == before
+
+
 def _numel(node: fx.Node) -> int:
     return int(node.meta["val"].numel())
 

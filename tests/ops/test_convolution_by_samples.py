@@ -46,6 +46,15 @@ def test_a_gradient_of_the_same_shape_is_overwritten(samples: int) -> None:
     assert all(torch.equal(one, other) for one, other in zip(made, expected, strict=True))
 
 
+def test_short_floats_are_summed_in_longer_ones() -> None:
+    args = arguments(samples=64)
+    expected = aten.convolution_backward(*args)[1]
+    short = [each.bfloat16() if isinstance(each, torch.Tensor) else each for each in args]
+    own, lean = (each[1].double() for each in (aten.convolution_backward(*short), backward_by_samples(*short)))
+    assert lean.dtype == own.dtype
+    assert (lean - expected).norm() < 1.2 * (own - expected).norm()
+
+
 def test_less_is_held_than_by_the_operator() -> None:
     gradient, values = torch.randn(2, 16, 16, 64, 64)
     others = (torch.randn(16, 16, 3, 3), [16], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True])

@@ -41,9 +41,10 @@ def _is_better_late(node: fx.Node) -> bool:
 
 
 def _is_there_anyway(node: fx.Node) -> bool:
+    """Whether it lives as long as the step: what the backward pass starts from does not."""
     while is_view(node):
         (node,) = node.all_input_nodes[:1]
-    return node.op == "placeholder"
+    return node.op == "placeholder" and type(node.meta.get("desc")).__name__ != "TangentAOTInput"
 
 
 def _is_handed_out(node: fx.Node) -> bool:

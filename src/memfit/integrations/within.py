@@ -138,10 +138,11 @@ class RehearsedStep:
         with nothing_remains(self.root, nothing), generators_put_back(), torch.enable_grad():
             self._run()  # what is captured, is captured here
             drop_gradients(self.root, nothing)
-            measured = measure_peak(self._run, resident=[self.root, self._batch, *self._held])
+            last_bytes = held_bytes(self._held)  # not handed to the measurement, which would hold it to the end
+            measured = measure_peak(self._run, resident=[self.root, self._batch])
         held = [self.root, self._batch, *self._held]
         end_bytes = self.beside_bytes + held_bytes(held) + gradient_bytes(self.root)
-        return max(measured.peak_bytes + self.beside_bytes, end_bytes + self._optimizer.workspace_bytes)
+        return max(measured.peak_bytes + last_bytes + self.beside_bytes, end_bytes + self._optimizer.workspace_bytes)
 
     @property
     def beside_bytes(self) -> int:

@@ -35,8 +35,9 @@ def _summed(
     gradient: torch.Tensor, values: torch.Tensor, weight: torch.Tensor, others: tuple[Any, ...], result: torch.Tensor
 ) -> _Gradients:
     *settings, wanted = others
-    of_weight = torch.zeros_like(weight)
-    of_bias = gradient.new_zeros(gradient.shape[1]) if wanted[2] else None
+    exact = torch.promote_types(weight.dtype, torch.float32)  # sums of parts in 16 bits would be rounded at each
+    of_weight = torch.zeros_like(weight, dtype=exact)
+    of_bias = gradient.new_zeros(gradient.shape[1], dtype=exact) if wanted[2] else None
     for some in pieces(len(values), -(-len(values) // _PIECES)):
         made, weight_part, bias_part = aten.convolution_backward(
             gradient[some], values[some], weight, *settings, wanted
@@ -45,7 +46,7 @@ def _summed(
         of_weight += weight_part
         if of_bias is not None:
             of_bias += bias_part
-    return result, of_weight, of_bias
+    return result, of_weight.to(weight.dtype), None if of_bias is None else of_bias.to(weight.dtype)
 
 
 def _alternatives(site: Site) -> Iterator[Alternative]:
