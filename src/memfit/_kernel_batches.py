@@ -121,23 +121,18 @@ class _Compilers:
     def start(self, pool: Any, threads: int, *, most: int, least: int = 1) -> None:
         """Have up to `most` compilers at work, if `least` kernels wait."""
         while self._may_start(most, least):
-            started = False
             try:
                 pool.submit(self._work, threads)
-                started = True
-            finally:  # it may be interrupted
-                if not started:
-                    self._stop()
+            except BaseException:  # an interrupt too
+                with self._lock:
+                    self._running -= 1
+                raise
 
     def _may_start(self, most: int, least: int) -> bool:
         with self._lock:
             starts = self._running < most and len(self._waiting) >= least
             self._running += starts
         return starts
-
-    def _stop(self) -> None:
-        with self._lock:
-            self._running -= 1
 
     def _work(self, threads: int) -> None:
         while batch := self._next(threads):

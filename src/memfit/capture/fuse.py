@@ -27,10 +27,10 @@ from memfit.capture.nodes import (
     INHERITED,
     REMAKES,
     TECHNIQUE,
+    behind_views,
     is_alternative,
     is_backward,
     is_random,
-    is_view,
     shows,
     tensors_of,
 )
@@ -93,9 +93,7 @@ def _is_scaled_noise(node: fx.Node) -> bool:
     """Whether a node of the forward pass is a draw times or by a number, and no smaller than what was drawn."""
     if node.target not in _SCALES or is_backward(node) or len(node.all_input_nodes) != 1:
         return False
-    (source,) = node.all_input_nodes
-    while is_view(source):
-        (source,) = source.all_input_nodes[:1]
+    source = behind_views(node.all_input_nodes[0])
     drawn, made = tensors_of(source), tensors_of(node)
     return is_random(source) and sum(each.untyped_storage().nbytes() for each in drawn) <= sum(
         each.untyped_storage().nbytes() for each in made

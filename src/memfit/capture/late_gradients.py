@@ -9,7 +9,7 @@ Note [Late gradients]
 
 from torch import fx
 
-from memfit.capture.nodes import is_backward, is_operator, is_random, is_view, shows, tensors_of
+from memfit.capture.nodes import behind_views, is_backward, is_operator, is_random, is_view, shows, tensors_of
 from memfit.capture.trace import Joint
 from memfit.tensors import storage_key
 
@@ -42,9 +42,8 @@ def _is_better_late(node: fx.Node) -> bool:
 
 def _is_there_anyway(node: fx.Node) -> bool:
     """Whether it lives as long as the step: what the backward pass starts from does not."""
-    while is_view(node):
-        (node,) = node.all_input_nodes[:1]
-    return node.op == "placeholder" and type(node.meta.get("desc")).__name__ != "TangentAOTInput"
+    source = behind_views(node)
+    return source.op == "placeholder" and type(source.meta.get("desc")).__name__ != "TangentAOTInput"
 
 
 def _is_handed_out(node: fx.Node) -> bool:

@@ -85,6 +85,13 @@ def is_view(node: fx.Node) -> bool:
     return any(storage_key(tensor) in own for source in node.all_input_nodes for tensor in tensors_of(source))
 
 
+def behind_views(node: fx.Node) -> fx.Node:
+    """The node whose storage a chain of views shows."""
+    while is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
 def shows(node: fx.Node) -> bool:
     """Whether a node is a view, or one of several that an operator makes at once: a part of `split`."""
     return is_view(node) or (node.target is operator.getitem and is_view(node.all_input_nodes[0]))
