@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from memfit.files import write_atomically
+from memfit.files import hash_of, read_checked, write_atomically, write_checked
 
 
 def test_the_text_is_written(tmp_path: Path) -> None:
@@ -48,3 +48,22 @@ def test_a_new_file_can_be_read_by_those_who_may_read_its_neighbours(tmp_path: P
     (tmp_path / "neighbour").write_text("")
     write_atomically(tmp_path / "a.json", "x")
     assert (tmp_path / "a.json").stat().st_mode == (tmp_path / "neighbour").stat().st_mode
+
+
+def test_what_was_written_with_a_hash_is_read_again(tmp_path: Path) -> None:
+    write_checked(tmp_path / "a.json", {"one": [1, None, "ö"]})
+    assert read_checked(tmp_path / "a.json") == {"one": [1, None, "ö"]}
+    assert read_checked(tmp_path / "b.json") is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\xfe", b"0" * 64 + b"\n{}"])
+def test_what_is_not_what_was_written_is_left_out_and_said(
+    content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "a.json").write_bytes(content)
+    assert read_checked(tmp_path / "a.json") is None
+    assert "is damaged" in caplog.text
+
+
+def test_equal_contents_have_equal_hashes() -> None:
+    assert hash_of([1, ("a", None)]) == hash_of([1, ["a", None]]) != hash_of([1, ["b", None]])

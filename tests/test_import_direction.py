@@ -26,6 +26,7 @@ DATA = {
     "optimizer_twin",
     "_kernel_cache",
     "_kernel_batches",
+    "_kept_kernels",
     "malloc",
 }
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
@@ -49,6 +50,7 @@ MAY_IMPORT = {
     "optimizer_twin": {"errors"},
     "_kernel_cache": set(),
     "_kernel_batches": set(),
+    "_kept_kernels": {"errors", "files"},
     "malloc": set(),
     "display": set(),
     "spelling": set(),

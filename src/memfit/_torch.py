@@ -3,7 +3,8 @@
 `export_joint` rests on `aot_export_joint_with_descriptors`
     One ATen graph of forward and backward; `meta["desc"]` on placeholders and on the output node;
     `meta["custom"]` and `meta["autograd_backward"]` on the other nodes.
-`compile_joint` rests on `aot_compile_joint_with_descriptors`, its `__wrapped__`, `fw_metadata.bw_donated_idxs`
+`compile_joint` rests on `aot_compile_joint_with_descriptors`, its `__wrapped__`, `fw_metadata.bw_donated_idxs`,
+    `aot_config.enable_log` and `log_state.is_artifact_enabled`.
     Turns a joint graph and a partition function into a callable with autograd; behind what flattens the arguments is
     the one that takes them in a list.
 `keywords_of` rests on `in_spec`
@@ -19,7 +20,7 @@
     empties. Its hash is described for logs, here not; `pattern_matcher` looks for products, which it has none of.
     Kernels are compiled by threads of Inductor's own, several in one go (`_kernel_batches.py`); what is made of a graph
     waits for them at its end, and here not before it is asked to.
-`warm_compiler` rests on `pick_vec_isa`
+`_warm_compiler` rests on `pick_vec_isa`
     Remembers what it found; a second thread that asks meanwhile only does the same again.
 `eager_dispatch` rests on `no_python_dispatcher`
     Composite operators decompose as in the eager run, see Note [Eager decompositions].
@@ -68,6 +69,7 @@ Note [Released elsewhere]
 """
 
 import contextlib
+import dataclasses
 import functools
 import os
 import threading
@@ -78,6 +80,7 @@ from typing import Any
 import torch
 import torch._functorch.config
 import torch._inductor.config
+import torch._logging._internal
 import torch.distributed
 import torch.fx.traceback
 from torch import fx, nn
@@ -165,12 +168,20 @@ def compile_joint(
 
     # Donated buffers would forbid a second backward through a retained graph: none are donated.
     joint._aot_state.fw_metadata.bw_donated_idxs = []
+    config = joint._aot_state.aot_config
+    joint._aot_state.aot_config = dataclasses.replace(config, enable_log=_logs_graphs())
     with torch._functorch.config.patch(donated_buffer=False):
         compiled: Any = aot_compile_joint_with_descriptors(
             joint, partition_fn=partition, fw_compiler=forward, bw_compiler=backward
         )
     flat: Callable[[list[Any]], Sequence[Any]] = compiled.__wrapped__
     return flat
+
+
+def _logs_graphs() -> bool:
+    """Whether torch was told to log graphs: else writing them as text is a fifth of the time of `compile_joint`."""
+    enabled = torch._logging._internal.log_state.is_artifact_enabled
+    return "TORCH_TRACE" in os.environ or any(map(enabled, ("aot_graphs", "aot_joint_graph")))
 
 
 def keywords_of(joint: JointWithDescriptors) -> list[str]:
@@ -197,6 +208,7 @@ def split_joint(
 
 def decomposed(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> fx.GraphModule:
     """A graph on primitive operators that computes what `module` does; `inputs` have no memory."""
+    _warm_compiler()  # what has to be decomposed has no kernel yet
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about torch's own ways
         import torch._inductor.lowering  # takes a second; decompositions look for it
@@ -266,7 +278,7 @@ def _as_graphs_without_products() -> Iterator[None]:
 
 
 @functools.cache
-def warm_compiler() -> None:
+def _warm_compiler() -> None:
     """Let Inductor ask beside what follows what it asks once, by starting processes: which instructions there are."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

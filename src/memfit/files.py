@@ -1,14 +1,19 @@
 """Files that are written whole or not at all, and where memfit's own are."""
 
 import contextlib
+import hashlib
 import importlib.metadata
+import json
+import logging
 import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import platformdirs
+
+log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
@@ -23,6 +28,35 @@ def own_version() -> str:
         return importlib.metadata.version("memfit")
     except importlib.metadata.PackageNotFoundError:
         return ""
+
+
+def hash_of(content: Any) -> str:
+    """The same for the same numbers, words and lists of them, in any process."""
+    return _hash(json.dumps(content))
+
+
+def write_checked(path: Path, content: Any) -> None:
+    """Write JSON with a hash of it before it, for `read_checked`."""
+    text = json.dumps(content)
+    write_atomically(path, f"{_hash(text)}\n{text}")
+
+
+def read_checked(path: Path) -> Any:
+    """What `write_checked` wrote; None if there is nothing, or if it is not what was written, which is said."""
+    try:
+        expected, _, text = path.read_text(encoding="utf-8").partition("\n")
+    except OSError:
+        return None
+    except UnicodeDecodeError:
+        expected, text = "", ""
+    if _hash(text) != expected:
+        log.warning("what was kept in %s is damaged and left out", path)
+        return None
+    return json.loads(text)
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_atomically(path: Path, text: str) -> None:

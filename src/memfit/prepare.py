@@ -10,7 +10,6 @@ from typing import Any
 import psutil
 from torch import fx, nn
 
-from memfit import _torch
 from memfit.capture.alternatives import extend
 from memfit.capture.fuse import alternatives_in, stretches_in
 from memfit.capture.lower import lower
@@ -95,25 +94,6 @@ def traced_for(
     model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool = True
 ) -> contextlib.AbstractContextManager[Joint]:
     """Trace as a recipe wants it."""
-    if recipe.compiles:
-        _torch.warm_compiler()
-    return _traced_for(model, sample, recipe, with_hooks=with_hooks)
-
-
-def traced_as_eager(model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool = True) -> "Traced | None":
-    """The step in the layout that the eager run has, to compare with; None if a recipe keeps to that.
-
-    Compilers are not started: steps may be timed next, and nothing should run beside them.
-    """
-    if not recipe.channels_last:
-        return None
-    with _traced_for(model, sample, without_channels_last(recipe), with_hooks=with_hooks) as joint:
-        return Traced.of(joint)
-
-
-def _traced_for(
-    model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool
-) -> contextlib.AbstractContextManager[Joint]:
     return traced(
         model,
         sample,
@@ -122,6 +102,14 @@ def _traced_for(
         with_hooks=with_hooks,
         channels_last=recipe.channels_last,
     )
+
+
+def traced_as_eager(model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool = True) -> "Traced | None":
+    """The step in the layout that the eager run has, to compare with; None if a recipe keeps to that."""
+    if not recipe.channels_last:
+        return None
+    with traced_for(model, sample, without_channels_last(recipe), with_hooks=with_hooks) as joint:
+        return Traced.of(joint)
 
 
 def planned_graph(joint: Joint, recipe: Recipe) -> Graph:

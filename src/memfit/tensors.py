@@ -8,6 +8,8 @@ from torch.utils import _pytree as pytree
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors among the leaves of nested containers, in order."""
+    if isinstance(tree, torch.Tensor):  # mostly; found sooner
+        return [tree]
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 

@@ -132,6 +132,7 @@ def eager_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no compiler")
 
     monkeypatch.setattr(_torch, "compile_graph", refuse)
+    monkeypatch.setattr("memfit.ops.stretch.kept_kernel", lambda _: None)
     monkeypatch.setattr("memfit.ops.stretch._STRETCHES", {})
     monkeypatch.setattr("memfit.ops.stretch._SAID", set())
 

@@ -1,5 +1,6 @@
 """Stretches by themselves: shared, named, compiled when needed, and right without a compiler."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ aten = torch.ops.aten
 
 
 @pytest.fixture(autouse=True)
-def _no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMFIT_CACHE_DIR", str(tmp_path))  # nor their kernels
     monkeypatch.setattr(stretch_module, "_STRETCHES", {})
     monkeypatch.setattr(stretch_module, "_SAID", set())
 

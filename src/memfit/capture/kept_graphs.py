@@ -5,8 +5,6 @@ by. It is found by the hash of the graph that was decomposed and the versions of
 written, or cannot be read again, is decomposed as before.
 """
 
-import hashlib
-import json
 import logging
 import operator
 from collections.abc import Callable
@@ -17,7 +15,7 @@ import torch
 from torch import fx
 
 from memfit.errors import first_line
-from memfit.files import cache_folder, own_version, write_atomically
+from memfit.files import cache_folder, hash_of, own_version, read_checked, write_checked
 
 log = logging.getLogger(__name__)
 
@@ -33,23 +31,18 @@ _KINDS: dict[str, type] = {
 def keep_graph(digest: str, graph: fx.Graph) -> None:
     """Keep what was made of the graph with this hash; what cannot be kept is not an error."""
     try:
-        text = json.dumps(_written(graph))
-        write_atomically(_path(digest), f"{_hash(text)}\n{text}")
+        write_checked(_path(digest), _written(graph))
     except (TypeError, LookupError, OSError) as error:
         log.debug("a graph is not kept: %s", first_line(error))
 
 
 def kept_graph(digest: str) -> fx.Graph | None:
     """What was made of the graph with this hash in an earlier process; to be called in a mode without memory."""
-    try:
-        expected, _, text = _path(digest).read_text(encoding="utf-8").partition("\n")
-    except (OSError, UnicodeDecodeError):
-        return None
-    if _hash(text) != expected:
-        log.warning("what was kept in %s is damaged and left out", _path(digest))
+    lines = read_checked(_path(digest))
+    if lines is None:
         return None
     try:
-        return _read(json.loads(text))
+        return _read(lines)
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         log.warning("what was kept in %s cannot be read (%s) and is left out", _path(digest), first_line(error))
         return None
@@ -58,11 +51,7 @@ def kept_graph(digest: str) -> fx.Graph | None:
 def _path(digest: str) -> Path:
     switches = [torch.are_deterministic_algorithms_enabled(), str(torch.get_default_dtype())]  # decompositions ask
     words = [_FORMAT, own_version(), torch.__version__, switches]
-    return cache_folder() / "graphs" / _hash(json.dumps(words))[:16] / f"{digest}.json"
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return cache_folder() / "graphs" / hash_of(words)[:16] / f"{digest}.json"
 
 
 def _written(graph: fx.Graph) -> list[Any]:

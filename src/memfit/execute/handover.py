@@ -99,6 +99,7 @@ def insert_hand_overs(backward: fx.Graph, inputs: Sequence[fx.Node]) -> None:
         if isinstance(gradient, fx.Node) and _is_parameter(inputs[position])
     }
     parts = Counter(weights.values())
+    shared = Counter(storage_key(each) for node in made for each in tensors_of(node))
     given = {
         key for position, key in weights.items() if results[position].op != "call_function"
     }  # not made by the pass
@@ -108,7 +109,7 @@ def insert_hand_overs(backward: fx.Graph, inputs: Sequence[fx.Node]) -> None:
         gradient = results[position]
         place = max(places[gradient], last_reads.get(key, 0))
         with backward.inserting_after(nodes[place]):
-            call = backward.call_function(hand_over, (position, gradient, _is_alone(gradient, made), parts[key]))
+            call = backward.call_function(hand_over, (position, gradient, _is_alone(gradient, shared), parts[key]))
         call.meta["val"] = gradient.meta["val"]
         results[position] = call
     output.args = (results,)
@@ -141,12 +142,11 @@ def _is_parameter(node: fx.Node) -> bool:
     return type(node.meta.get("desc")).__name__ == "ParamAOTInput"
 
 
-def _is_alone(gradient: fx.Node, made: list[fx.Node]) -> bool:
-    """Whether no other result of the pass is in the same memory."""
+def _is_alone(gradient: fx.Node, shared: Counter[int]) -> bool:
+    """Whether no other result of the pass is in the same memory; `shared` counts the results of each storage."""
     (tensor,) = tensors_of(gradient)
-    keys = [storage_key(each) for node in made for each in tensors_of(node)]
     whole = tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
-    return whole and keys.count(storage_key(tensor)) == 1
+    return whole and shared[storage_key(tensor)] == 1
 
 
 def _sources(loss: torch.Tensor) -> dict[nn.Parameter, list[Any]]:

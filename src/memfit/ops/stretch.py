@@ -33,6 +33,7 @@ import torch
 from torch import fx
 
 from memfit import _torch
+from memfit._kept_kernels import keep_kernel, kept_kernel
 from memfit.collecting import collected_later
 from memfit.errors import first_line
 from memfit.ops.lean import Alternative, LeanOperator, Site, is_dense, same_layout
@@ -101,6 +102,9 @@ class Stretch:
         if self._run is not None and self._threads == torch.get_num_threads():
             return
         self._threads, self.failure = torch.get_num_threads(), ""  # which kernels are written for
+        self._run, self._finish = kept_kernel(self.__name__), None
+        if self._run is not None:
+            return
         try:
             self._run, self._finish = self._compiled()
         except Exception as error:  # whatever Inductor rejects, training goes on
@@ -111,6 +115,8 @@ class Stretch:
         try:
             if self._finish is not None:
                 self._finish()
+                assert self._run is not None
+                keep_kernel(self.__name__, self._run)
         except Exception as error:  # whatever the compiler rejects, training goes on
             self._try_again(error)
         self._finish = None
