@@ -24,6 +24,7 @@ INDUCTOR = "inductor"
 COMPILED = "memfit, inductor"  # memfit's own plans with compiled kernels, beside which they race
 PEERS = (CHECKPOINT, AOT_EAGER, INDUCTOR)
 PARTS = (EAGER, MEMFIT, *PEERS)
+SAME_GRAPHS = "the same graphs"  # begins the reason why a setting was not measured
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

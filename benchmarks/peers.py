@@ -10,13 +10,13 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch._functorch.config
 from torch import nn
 
-from benchmarks.frontier_record import AOT_EAGER, CHECKPOINT, INDUCTOR, PeerPoint
+from benchmarks.frontier_record import AOT_EAGER, CHECKPOINT, INDUCTOR, SAME_GRAPHS, PeerPoint
 from benchmarks.measuring import Subject, interleaved, peak_bytes
 from benchmarks.segments import checkpointed, find_runs, segment_sizes, segments, square_root_size
 
@@ -64,26 +64,61 @@ def _compile_points(backend: str, subject: Subject, *, quick: bool, limit_s: flo
     def compiled() -> nn.Module:
         return cast(nn.Module, torch.compile(model, backend=backend))
 
+    known: dict[frozenset[str], str] = {}  # settings by what was compiled for them
     for budget, estimator in _compile_settings(quick=quick):
         torch.compiler.reset()
         setting = f"budget {budget:.1f}" + (f", {estimator}" if estimator != ESTIMATORS[0] else "")
-        with torch._functorch.config.patch(
+        wanted = torch._functorch.config.patch(
             activation_memory_budget=budget,
             activation_memory_budget_solver="dp",
             activation_memory_budget_runtime_estimator=estimator,
-        ):
-            yield _measured(backend, setting, subject, compiled, limit_s)
+        )
+        with wanted, _graphs_compiled() as graphs:
+            yield _measured(backend, setting, subject, compiled, limit_s, lambda: _same(setting, graphs, known))  # noqa: B023
+
+
+def _same(setting: str, graphs: set[str], known: dict[frozenset[str], str]) -> str:
+    """The setting before for which the same was compiled, "" if there is none; a whole step cached says nothing."""
+    before = known.setdefault(frozenset(graphs), setting) if graphs else setting
+    return "" if before == setting else before
+
+
+@contextlib.contextmanager
+def _graphs_compiled() -> Iterator[set[str]]:
+    """Collects the hashes of what Inductor is given meanwhile."""
+    from torch._inductor import codecache
+
+    own, found = codecache.compiled_fx_graph_hash, set[str]()
+
+    def note(*args: Any) -> tuple[str, list[str]]:
+        key, lines = own(*args)
+        found.add(key)
+        return key, lines
+
+    codecache.compiled_fx_graph_hash = note  # type: ignore[assignment]
+    try:
+        yield found
+    finally:
+        codecache.compiled_fx_graph_hash = own
 
 
 def _measured(
-    peer: str, setting: str, subject: Subject, make_model: Callable[[], nn.Module], limit_s: float
+    peer: str,
+    setting: str,
+    subject: Subject,
+    make_model: Callable[[], nn.Module],
+    limit_s: float,
+    same_as: Callable[[], str] = str,
 ) -> PeerPoint:
+    """One point; of a setting that is the same as one before, which `same_as` says after its first step, only that."""
     try:
         with _time_limit(limit_s):
             start = time.perf_counter()
             model = make_model()
             subject.step(model)  # compiles, and warms up
             first_step_s = time.perf_counter() - start
+            if before := same_as():
+                return PeerPoint(peer=peer, setting=setting, reason=f"{SAME_GRAPHS} as at {before}")
             peak = peak_bytes(subject, model)
             times = interleaved(subject, model, pairs=PAIRS, seconds=SECONDS)
     except _TooLong:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from benchmarks.frontier_record import COMPILED, INDUCTOR, CaseRecord, EagerRun, PeerPoint
+from benchmarks.frontier_record import COMPILED, INDUCTOR, SAME_GRAPHS, CaseRecord, EagerRun, PeerPoint
 
 _SETTINGS = ("1.00 of the part", "0.50 of the part", "0.33 of the part")
 _SMALLEST = "smallest"
@@ -20,7 +20,7 @@ def race_markdown(records: Iterable[CaseRecord]) -> str:
 def _row(record: CaseRecord) -> str:
     assert record.eager is not None
     own = {point.setting: point for point in record.peers if point.peer == COMPILED}
-    others = [point for point in record.peers if point.peer == INDUCTOR]
+    others = [point for point in record.peers if point.peer == INDUCTOR and SAME_GRAPHS not in point.reason]
     cells = [_ratio(own.get(setting)) for setting in _SETTINGS]
     smallest = own.get(_SMALLEST)
     cells.append("" if smallest is None else f"{_part(record.eager, smallest)}: {_ratio(smallest)}")

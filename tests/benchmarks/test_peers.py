@@ -52,6 +52,17 @@ def test_compiled_budgets_are_measured() -> None:
     assert first.peak_bytes > persistent_bytes(subject)
 
 
+def test_a_setting_for_which_the_same_is_compiled_is_not_measured_again() -> None:
+    known: dict[frozenset[str], str] = {}
+    assert peers._same("budget 1.0", {"a", "b"}, known) == ""
+    assert peers._same("budget 0.9", {"a", "c"}, known) == ""
+    assert peers._same("budget 0.8", {"b", "a"}, known) == "budget 1.0"
+    assert peers._same("budget 0.7", set(), known) == peers._same("budget 0.6", set(), known) == ""
+    point = peers._measured("peer", "budget 0.8", tiny(), chain, 60, lambda: "budget 1.0")
+    assert point.reason == "the same graphs as at budget 1.0"
+    assert point.time_ratio is None
+
+
 def test_both_estimators_are_asked_where_something_is_computed_again() -> None:
     settings = peers._compile_settings(quick=False)
     assert settings[:3] == [(1.0, "flops"), (0.9, "flops"), (0.9, "profile")]
