@@ -24,6 +24,7 @@ PAIRS = 3
 SECONDS = 25.0  # of pairs of steps, where more than those fit in
 BUDGETS = tuple(tenths / 10 for tenths in range(10, 0, -1))
 ESTIMATORS = ("flops", "profile")  # of what computing again costs, torch.compile's own; the first is its default
+_ONLY_ON_CUDA = {"profile"}  # it runs operators with a clock that is CUDA's
 QUICK_BUDGETS = (1.0, 0.5, 0.2)
 
 
@@ -45,7 +46,8 @@ def _compile_settings(*, quick: bool) -> list[tuple[float, str]]:
     """Budgets and estimators of torch.compile; with all of the memory nothing is estimated."""
     if quick:
         return [(budget, ESTIMATORS[0]) for budget in QUICK_BUDGETS]
-    return [(budget, each) for budget in BUDGETS for each in (ESTIMATORS if budget < 1 else ESTIMATORS[:1])]
+    run_here = [each for each in ESTIMATORS if torch.cuda.is_available() or each not in _ONLY_ON_CUDA]
+    return [(budget, each) for budget in BUDGETS for each in (run_here if budget < 1 else ESTIMATORS[:1])]
 
 
 def _checkpoint_points(subject: Subject, *, quick: bool, limit_s: float) -> Iterator[PeerPoint]:
@@ -72,13 +74,14 @@ def _compile_points(backend: str, subject: Subject, *, quick: bool, limit_s: flo
             activation_memory_budget=budget,
             activation_memory_budget_solver="dp",
             activation_memory_budget_runtime_estimator=estimator,
+            enable_autograd_cache=False,  # it does not tell estimators apart
         )
         with wanted, _graphs_compiled() as graphs:
             yield _measured(backend, setting, subject, compiled, limit_s, lambda: _same(setting, graphs, known))  # noqa: B023
 
 
 def _same(setting: str, graphs: set[str], known: dict[frozenset[str], str]) -> str:
-    """The setting before for which the same was compiled, "" if there is none; a whole step cached says nothing."""
+    """The setting before for which the same was compiled, "" if there is none, or nothing was compiled."""
     before = known.setdefault(frozenset(graphs), setting) if graphs else setting
     return "" if before == setting else before
 

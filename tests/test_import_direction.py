@@ -27,6 +27,7 @@ DATA = {
     "_kernel_cache",
     "_kernel_batches",
     "_kept_kernels",
+    "machine",
     "malloc",
 }
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
@@ -50,7 +51,8 @@ MAY_IMPORT = {
     "optimizer_twin": {"errors"},
     "_kernel_cache": set(),
     "_kernel_batches": set(),
-    "_kept_kernels": {"errors", "files"},
+    "_kept_kernels": {"errors", "files", "machine"},
+    "machine": set(),
     "malloc": set(),
     "display": set(),
     "spelling": set(),

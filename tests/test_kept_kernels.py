@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from memfit import _kept_kernels, _torch
-from memfit._kept_kernels import _names_of_kernels, _path, keep_kernel, kept_kernel
+from memfit._kept_kernels import _names_of_kernels, keep_kernel, kept_kernel, place_of
 from memfit.files import read_checked, write_checked
 from memfit.ops.stretch import Stretch, compile_all, digest_of
 
@@ -61,40 +61,50 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     cache = tmp_path / "inductor"
     cache.mkdir()
     (cache / "code.py").write_text(CODE)
-    monkeypatch.setitem(sys.modules, "cabc.kernel", Library)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "cabc.kernel", Library)
     write_down()
     return cache
 
 
 def write_down(**changed: Any) -> None:
     found = {"code": "code.py", "hash": hashlib.sha256(CODE.encode()).hexdigest()}
-    write_checked(_path("some"), found | {"kernels": {"cpp_fused_0": ["cabc.kernel", "cabc.main.so", 9]}} | changed)
+    write_checked(place_of("some"), found | {"kernels": {"cpp_fused_0": ["cabc.kernel", "cabc.main.so", 9]}} | changed)
 
 
 @pytest.mark.usefixtures("cache")
 def test_code_runs_without_what_it_imports_of_inductor() -> None:
-    call = kept_kernel("some")
+    call = kept_kernel(place_of("some"))
     assert call is not None
     values = [torch.ones(2)]
     (made,) = call(values)
     assert made.tolist() == [3.0, 3.0]
     assert values == []
-    assert kept_kernel("other") is None
+    assert kept_kernel(place_of("other")) is None
 
 
 def test_code_that_was_changed_is_left_alone(cache: Path) -> None:
     (cache / "code.py").write_text(CODE + "\nraise SystemExit")
-    assert kept_kernel("some") is None
+    assert kept_kernel(place_of("some")) is None
     (cache / "code.py").unlink()
-    assert kept_kernel("some") is None
+    assert kept_kernel(place_of("some")) is None
 
 
 @pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize("place", ["../code.py", "/etc/passwd", ""])
-def test_files_elsewhere_are_left_alone(place: str, folder: Path) -> None:
+def test_code_elsewhere_is_left_alone(folder: Path) -> None:
     (folder / "code.py").write_text(CODE)
-    write_down(code=place)
-    assert kept_kernel("some") is None
+    for place in ("../code.py", str(folder / "code.py")):
+        write_down(code=place)
+        assert kept_kernel(place_of("some")) is None
+
+
+@pytest.mark.usefixtures("cache")
+def test_libraries_elsewhere_are_left_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("importlib.util.spec_from_file_location", lambda *args: asked.append(args))
+    (folder / "library.so").write_bytes(b"a library")
+    write_down(kernels={"cpp_fused_0": ["other.kernel", "../library.so", 9]})
+    assert kept_kernel(place_of("some")) is None
+    assert asked == []
 
 
 @pytest.mark.parametrize("content", [b"", b"no libra", b"a library"])
@@ -103,43 +113,54 @@ def test_a_library_that_cannot_be_loaded_is_left_to_inductor(
 ) -> None:
     monkeypatch.delitem(sys.modules, "cabc.kernel")
     (cache / "cabc.main.so").write_bytes(content)
-    assert kept_kernel("some") is None
+    assert kept_kernel(place_of("some")) is None
     assert "cabc.kernel" not in sys.modules
 
 
 @pytest.mark.usefixtures("cache")
 def test_what_is_damaged_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    _path("some").write_text(_path("some").read_text().replace("code.py", "other.py"))
-    assert kept_kernel("some") is None
+    place_of("some").write_text(place_of("some").read_text().replace("code.py", "other.py"))
+    assert kept_kernel(place_of("some")) is None
     assert "damaged" in caplog.text
 
 
 @pytest.mark.usefixtures("cache")
 def test_what_was_written_otherwise_is_left_alone() -> None:
-    write_checked(_path("some"), ["code.py"])
-    assert kept_kernel("some") is None
+    write_checked(place_of("some"), ["code.py"])
+    assert kept_kernel(place_of("some")) is None
 
 
 @pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize("setting", ["force_disable_caches", "fx_graph_cache"])
-def test_who_wants_no_cache_has_none(setting: str) -> None:
-    with torch._inductor.config.patch({setting: setting == "force_disable_caches"}):
-        assert kept_kernel("some") is None
-    assert kept_kernel("some") is not None
+@pytest.mark.parametrize(
+    "setting", [{"force_disable_caches": True}, {"fx_graph_cache": False}, {"post_grad_custom_pre_pass": print}]
+)
+def test_where_inductor_would_not_look_nothing_is_found(setting: dict[str, Any]) -> None:
+    with torch._inductor.config.patch(setting):
+        write_down()
+        assert kept_kernel(place_of("some")) is None
+    assert kept_kernel(place_of("some")) is not None
 
 
 def test_what_kernels_depend_on_is_part_of_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {_path("some")}
+    names = {place_of("some")}
     with torch._inductor.config.patch({"cpp.simdlen": 1}):
-        names.add(_path("some"))
+        names.add(place_of("some"))
     with monkeypatch.context() as patch:
         patch.setattr(torch, "get_num_threads", lambda: 77)
-        names.add(_path("some"))
+        names.add(place_of("some"))
     with monkeypatch.context() as patch:
-        patch.setattr(_kept_kernels, "_processor", lambda: "another one")
-        names.add(_path("some"))
-    assert len(names) == 4
-    assert _path("some") in names
+        patch.setattr(_kept_kernels, "processor", lambda: "another one")
+        names.add(place_of("some"))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "get_default_dtype", lambda: torch.float64)
+        names.add(place_of("some"))
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        names.add(place_of("some"))
+    with torch.compiler.config.patch(cache_key_tag="another"):  # type: ignore[attr-defined]
+        names.add(place_of("some"))
+    assert len(names) == 7
+    assert place_of("some") in names
 
 
 @pytest.mark.parametrize(
@@ -156,9 +177,14 @@ def test_code_that_uses_more_of_inductor_is_not_written_down(line: str, used: st
         _names_of_kernels(ast.parse(f"{CODE}\n{line}"))
 
 
+def test_kernels_without_a_name_are_not_written_down() -> None:
+    with pytest.raises(ValueError, match="without a name"):
+        _names_of_kernels(ast.parse(f"{CODE}\nkernels = [async_compile.cpp_pybinding([], '')]"))
+
+
 @pytest.mark.parametrize("call", [lambda values: values, None, torch.nn.Linear(2, 2).forward])
 def test_other_functions_are_not_written_down(call: Any, folder: Path) -> None:
-    keep_kernel("some", call)
+    keep_kernel(place_of("some"), call)
     assert not list(folder.rglob("*.json"))
 
 
@@ -185,10 +211,37 @@ def test_what_was_compiled_is_found_without_inductor(monkeypatch: pytest.MonkeyP
     first, second = stretch(), stretch()
     compile_all([first])
     computed(first)
-    (place,) = read_checked(_path(first.__name__))["kernels"].values()
+    (place,) = read_checked(place_of(first.__name__))["kernels"].values()
     assert place[0] in sys.modules
     monkeypatch.setattr(_torch, "compile_graph", None)  # not called again
     computed(second)
+
+
+def test_it_is_written_down_for_what_it_was_compiled_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, place = stretch(), place_of(stretch().__name__)
+    made.start_compiling()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+        made.finish_compiling()
+        assert kept_kernel(place_of(made.__name__)) is None
+    assert kept_kernel(place) is not None
+
+
+def test_what_was_compiled_without_the_cache_is_not_written_down(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = _torch.compile_graph
+
+    def damaged(*args: Any) -> Any:
+        monkeypatch.setattr(_torch, "compile_graph", own)
+        raise OSError("a file is damaged")
+
+    monkeypatch.setattr(_torch, "compile_graph", damaged)
+    made = stretch()
+    compile_all([made])
+    computed(made)
+    assert "compiled anew" in caplog.text
+    assert not list(folder.rglob("*.json"))
 
 
 def test_a_later_process_does_not_import_inductor() -> None:
@@ -209,4 +262,4 @@ def test_a_folder_that_cannot_be_written_is_no_error(folder: Path, monkeypatch: 
     made = stretch()
     compile_all([made])
     computed(made)
-    assert kept_kernel(made.__name__) is None
+    assert kept_kernel(place_of(made.__name__)) is None

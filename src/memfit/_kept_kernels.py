@@ -16,12 +16,10 @@ Rests on the text of the modules that Inductor writes (`call`, `AsyncCompile.cpp
 """
 
 import ast
-import functools
 import hashlib
 import importlib.util
 import logging
 import os
-import platform
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -34,6 +32,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 
 from memfit.errors import first_line
 from memfit.files import cache_folder, hash_of, own_version, read_checked, write_checked
+from memfit.machine import processor
 
 log = logging.getLogger(__name__)
 
@@ -42,22 +41,36 @@ Kernel = Callable[[list[Any]], Sequence[Any]]
 _FORMAT = 1  # to be raised when what is written down is read otherwise
 _COMPILER = "AsyncCompile"  # the one name of Inductor's that code may use
 _KERNEL = "cpp_pybinding"  # the method of it that compiles one
+_OWN_PASSES = (
+    "pre_grad_custom_pass",
+    "joint_custom_pre_pass",
+    "joint_custom_post_pass",
+    "post_grad_custom_pre_pass",
+    "post_grad_custom_post_pass",
+    "_pre_fusion_custom_pass",
+    "_post_fusion_custom_pass",
+    "inductor_choices_class",
+)  # settings that are functions, whose code is part of what they do
 _ADDRESS = "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"  # where libraries look for the function behind it
 
 
-def keep_kernel(digest: str, call: Kernel) -> None:
-    """Write down where Inductor keeps what it made of the graph with this hash; what cannot be is not an error."""
+def place_of(digest: str) -> Path:
+    """Where it is written down for the graph with this hash, compiled as things are now."""
+    return cache_folder() / "kernels" / _circumstances()[:16] / f"{digest}.json"
+
+
+def keep_kernel(place: Path, call: Kernel) -> None:
+    """Write down where Inductor keeps what it made of a graph; what cannot be is not an error."""
     try:
-        write_checked(_path(digest), _written(call))
-    except (AttributeError, LookupError, TypeError, ValueError, OSError, SyntaxError) as error:
+        if _may_be_kept():
+            write_checked(place, _written(call))
+    except Exception as error:  # whatever it is, the kernel is there
         log.debug("where a kernel is is not kept: %s", first_line(error))
 
 
-def kept_kernel(digest: str) -> Kernel | None:
-    """What Inductor made of the graph with this hash in an earlier process, if all of it is still there."""
-    if torch._inductor.config.force_disable_caches or not torch._inductor.config.fx_graph_cache:
-        return None
-    found = read_checked(_path(digest))
+def kept_kernel(place: Path) -> Kernel | None:
+    """What Inductor made of a graph in an earlier process, if all of it is still there."""
+    found = read_checked(place) if _may_be_kept() else None
     if found is None:
         return None
     try:
@@ -67,36 +80,24 @@ def kept_kernel(digest: str) -> Kernel | None:
         return None
 
 
-def _path(digest: str) -> Path:
-    return cache_folder() / "kernels" / _circumstances()[:16] / f"{digest}.json"
+def _may_be_kept() -> bool:
+    """Whether Inductor may use its cache, and has nothing to do that only it can tell apart."""
+    config = torch._inductor.config
+    is_usual = all(getattr(config, name, None) is None for name in _OWN_PASSES)
+    return is_usual and config.fx_graph_cache and not config.force_disable_caches
 
 
 def _circumstances() -> str:
     """A hash of what kernels depend on beside their graphs."""
     words = [
-        _FORMAT,
-        own_version(),
-        torch.__version__,
-        sys.implementation.cache_tag,
-        torch.get_num_threads(),
-        _processor(),
-        torch._inductor.config.get_hash().hex(),
+        [_FORMAT, own_version(), torch.__version__, torch.version.git_version, sys.implementation.cache_tag],
+        [processor(), os.cpu_count(), torch.get_num_threads()],
+        [torch._inductor.config.get_hash().hex(), torch.compiler.config.cache_key_tag],
         torch.are_deterministic_algorithms_enabled(),
         torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
         str(torch.get_default_dtype()),
     ]
     return hash_of(words)
-
-
-@functools.cache
-def _processor() -> str:
-    """What says which instructions there are: a folder may be shared by machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError):
-        lines = []
-    flags = sorted({line for line in lines if line.startswith(("flags", "Features", "model name"))})
-    return hash_of([platform.machine(), platform.processor(), torch.backends.cpu.get_cpu_capability(), flags])
 
 
 def _written(call: Any) -> dict[str, Any]:
@@ -119,14 +120,17 @@ def _names_of_kernels(code: ast.Module) -> list[str]:
     lines: list[Any] = code.body
     names = {name.asname or name.name for line in lines if _is_inductors(line) for name in line.names}
     used = {node.id for node in ast.walk(code) if isinstance(node, ast.Name)}
-    asked = {
+    asked = [
         node.attr
         for node in ast.walk(code)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "async_compile"
-    }
-    if needed := (names & used) - {_COMPILER} or asked - {_KERNEL, "wait"}:
+    ]
+    if needed := (names & used) - {_COMPILER} or {*asked} - {_KERNEL, "wait"}:
         raise ValueError(f"the code uses {', '.join(sorted(needed))}")
-    return [line.targets[0].id for line in lines if _is_kernel(line)]
+    kernels = [line.targets[0].id for line in lines if _is_kernel(line)]
+    if len(kernels) != asked.count(_KERNEL):
+        raise ValueError("the code has kernels without a name")
+    return kernels
 
 
 def _is_kernel(line: ast.stmt) -> bool:

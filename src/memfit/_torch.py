@@ -4,7 +4,7 @@
     One ATen graph of forward and backward; `meta["desc"]` on placeholders and on the output node;
     `meta["custom"]` and `meta["autograd_backward"]` on the other nodes.
 `compile_joint` rests on `aot_compile_joint_with_descriptors`, its `__wrapped__`, `fw_metadata.bw_donated_idxs`,
-    `aot_config.enable_log` and `log_state.is_artifact_enabled`.
+    `aot_config.enable_log`, `aot_graphs_log` and `aot_joint_log`.
     Turns a joint graph and a partition function into a callable with autograd; behind what flattens the arguments is
     the one that takes them in a list.
 `keywords_of` rests on `in_spec`
@@ -71,6 +71,7 @@ Note [Released elsewhere]
 import contextlib
 import dataclasses
 import functools
+import logging
 import os
 import threading
 import warnings
@@ -80,12 +81,12 @@ from typing import Any
 import torch
 import torch._functorch.config
 import torch._inductor.config
-import torch._logging._internal
 import torch.distributed
 import torch.fx.traceback
 from torch import fx, nn
 from torch._C._dynamo.guards import TensorGuards
 from torch._dispatch.python import no_python_dispatcher as eager_dispatch
+from torch._functorch._aot_autograd.graph_compile import aot_graphs_log, aot_joint_log
 from torch._functorch._aot_autograd.schemas import JointWithDescriptors
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
 from torch._functorch.partitioners import _extract_fwd_bwd_modules
@@ -180,8 +181,8 @@ def compile_joint(
 
 def _logs_graphs() -> bool:
     """Whether torch was told to log graphs: else writing them as text is a fifth of the time of `compile_joint`."""
-    enabled = torch._logging._internal.log_state.is_artifact_enabled
-    return "TORCH_TRACE" in os.environ or any(map(enabled, ("aot_graphs", "aot_joint_graph")))
+    heard = any(each.isEnabledFor(logging.INFO) for each in (aot_graphs_log, aot_joint_log))
+    return heard or bool({"TORCH_TRACE", "TORCH_DTRACE"} & {*os.environ})
 
 
 def keywords_of(joint: JointWithDescriptors) -> list[str]:
@@ -208,7 +209,7 @@ def split_joint(
 
 def decomposed(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> fx.GraphModule:
     """A graph on primitive operators that computes what `module` does; `inputs` have no memory."""
-    _warm_compiler()  # what has to be decomposed has no kernel yet
+    _warm_compiler()  # what has to be decomposed has no kernel yet, as a rule
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about torch's own ways
         import torch._inductor.lowering  # takes a second; decompositions look for it

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
-    """Where measured costs and remembered plans are: `MEMFIT_CACHE_DIR`, or the user's cache folder."""
+    """Where memfit keeps what it found out: `MEMFIT_CACHE_DIR`, or the user's cache folder."""
     chosen = os.environ.get("MEMFIT_CACHE_DIR")
     return Path(chosen) if chosen else Path(platformdirs.user_cache_dir("memfit"))
 

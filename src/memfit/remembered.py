@@ -13,7 +13,6 @@ import hashlib
 import json
 import logging
 import os
-import platform
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from memfit.describe import describe_sample, device_of, model_digest
 from memfit.errors import InvalidFile, first_line
 from memfit.files import cache_folder, own_version
 from memfit.ir import Compute, Graph, OptimizerMemory, Program
+from memfit.machine import processor
 from memfit.ops.registry import find_function, in_place_function
 from memfit.ops.stretch import Stretch, compile_all
 from memfit.plan.plan import Plan
@@ -35,13 +35,12 @@ from memfit.recipe import Recipe
 log = logging.getLogger(__name__)
 
 _FORMAT = 3  # to be raised when plans of before are not as good, or not as right, as those made now
-_PROCESSORS = Path("/proc/cpuinfo")
 
 
 def folder_of(recipe: Recipe, model: nn.Module, sample: Sample) -> Path:
     """Where plans for a wish are, see Note [What is the same]."""
     words = [
-        [_FORMAT, own_version(), torch.__version__, _processor(), os.cpu_count(), torch.get_num_threads(), _switches()],
+        [_FORMAT, own_version(), torch.__version__, processor(), os.cpu_count(), torch.get_num_threads(), _switches()],
         [_device_words(model), model_digest(model), describe_sample(sample)],
         [recipe.budget, recipe.allow, recipe.outputs, recipe.backward_from, recipe.time_limit_s],
         [_selection_words(each) for each in recipe.recompute],
@@ -132,13 +131,3 @@ def _selection_words(selection: Selection) -> str:
 def _device_words(model: nn.Module) -> str:
     device = device_of(model)
     return f"{device} {torch.cuda.get_device_name(device)}" if device.startswith("cuda") else device
-
-
-def _processor() -> str:
-    """What the processor calls itself, and what torch uses of it."""
-    try:
-        lines = _PROCESSORS.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return f"{named or platform.processor()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()}"

@@ -63,7 +63,10 @@ def test_a_setting_for_which_the_same_is_compiled_is_not_measured_again() -> Non
     assert point.time_ratio is None
 
 
-def test_both_estimators_are_asked_where_something_is_computed_again() -> None:
+def test_both_estimators_are_asked_where_something_is_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert peers._compile_settings(quick=False) == [(tenths / 10, "flops") for tenths in range(10, 0, -1)]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     settings = peers._compile_settings(quick=False)
     assert settings[:3] == [(1.0, "flops"), (0.9, "flops"), (0.9, "profile")]
     assert len(settings) == peers.point_count(quick=False) == 19

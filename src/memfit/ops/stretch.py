@@ -27,13 +27,14 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import fx
 
 from memfit import _torch
-from memfit._kept_kernels import keep_kernel, kept_kernel
+from memfit._kept_kernels import keep_kernel, kept_kernel, place_of
 from memfit.collecting import collected_later
 from memfit.errors import first_line
 from memfit.ops.lean import Alternative, LeanOperator, Site, is_dense, same_layout
@@ -57,6 +58,7 @@ class Stretch:
         self._run: Callable[[list[Any]], Sequence[Any]] | None = None
         self._finish: Callable[[], None] | None = None  # to be called before it runs
         self._threads = 0  # that kernels are written for
+        self._place: Path | None = None  # where it is written down which files have them
 
     @property
     def inputs(self) -> list[torch.Tensor]:
@@ -101,24 +103,34 @@ class Stretch:
         """Hand it to Inductor, whatever the caller is in the middle of; kernels are compiled beside what follows."""
         if self._run is not None and self._threads == torch.get_num_threads():
             return
-        self._threads, self.failure = torch.get_num_threads(), ""  # which kernels are written for
-        self._run, self._finish = kept_kernel(self.__name__), None
-        if self._run is not None:
-            return
+        threads, self._place = torch.get_num_threads(), place_of(self.__name__)  # as things are now
+        kept = kept_kernel(self._place)
+        if kept is not None:
+            self._run, self._finish, self.failure = kept, None, ""
+        else:
+            self._ask_inductor()
+        self._threads = threads
+
+    def _ask_inductor(self) -> None:
         try:
             self._run, self._finish = self._compiled()
         except Exception as error:  # whatever Inductor rejects, training goes on
             self._try_again(error)
+        else:
+            self.failure = ""
 
     def finish_compiling(self) -> None:
         """Wait for the kernels."""
+        if self._finish is None:
+            return
         try:
-            if self._finish is not None:
-                self._finish()
-                assert self._run is not None
-                keep_kernel(self.__name__, self._run)
+            self._finish()
         except Exception as error:  # whatever the compiler rejects, training goes on
             self._try_again(error)
+        else:
+            assert self._run is not None
+            assert self._place is not None
+            keep_kernel(self._place, self._run)
         self._finish = None
 
     def _try_again(self, error: Exception) -> None:
@@ -140,6 +152,7 @@ class Stretch:
         except Exception as error:
             self._give_up(error)
             return
+        self.failure = ""
         log.warning("a kernel in Inductor's cache is damaged (%s) and was compiled anew", first_line(found))
 
     def _give_up(self, error: Exception) -> None:
