@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import memfit
 from benchmarks.models import Case, rank_cases
-from memfit import _torch, distributed
+from memfit import distributed
+from memfit._memory_events import marked_memory_events, set_mark
 from memfit.cli.torchvision_repair import prepare
 from memfit.measure.peak import held_bytes
 
@@ -89,7 +90,7 @@ def measured(case: Case, strategy: str, plan: Any) -> int:
             if number >= 2:
                 own = held_bytes(_local([*model.parameters(), *model.buffers(), batch, optimizer]))
                 held.append(own + _bucket_bytes(trained))
-                _torch.set_mark(f"step {number}")
+                set_mark(f"step {number}")
             optimizer.zero_grad(set_to_none=True)
             loss = case.loss(trained, batch)
             loss.backward()
@@ -98,7 +99,7 @@ def measured(case: Case, strategy: str, plan: Any) -> int:
             if strategy.endswith("views"):
                 optimizer.zero_grad(set_to_none=True)  # they are in the buckets, which are counted
 
-    events = _torch.marked_memory_events(run)
+    events = marked_memory_events(run)
     live = list(itertools.accumulate(change for _, change in events))
     starts = [place for place, (label, _) in enumerate(events) if label]
     peaks = [max(live[start:end]) for start, end in itertools.pairwise([*starts, len(live)])]

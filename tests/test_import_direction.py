@@ -27,6 +27,7 @@ DATA = {
     "_kernel_cache",
     "_kernel_batches",
     "_kept_kernels",
+    "_memory_events",
     "machine",
     "malloc",
 }
@@ -52,6 +53,7 @@ MAY_IMPORT = {
     "_kernel_cache": set(),
     "_kernel_batches": set(),
     "_kept_kernels": {"errors", "files", "machine"},
+    "_memory_events": set(),
     "machine": set(),
     "malloc": set(),
     "display": set(),

@@ -1,5 +1,8 @@
 """Every private interface of torch that memfit touches, and what we rely on.
 
+Those of the allocator's events and of what Inductor compiles are in `_memory_events.py`, `_kernel_batches.py` and
+`_kept_kernels.py`.
+
 `export_joint` rests on `aot_export_joint_with_descriptors`
     One ATen graph of forward and backward; `meta["desc"]` on placeholders and on the output node;
     `meta["custom"]` and `meta["autograd_backward"]` on the other nodes.
@@ -47,13 +50,8 @@
 `layout_check` rests on `TensorGuards` of `torch._C._dynamo`
     Whether tensors are still of the types, sizes, strides, dtypes and devices that others had, and require gradients
     as they did; holds none of them.
-`memory_events`, `marked_memory_events` and `MemoryRecorder` rest on `profile.kineto_results`, `_profiler_enabled`
-    Allocator events in order, see `measure/peak.py`, and what `set_mark` left among them; with its
-    `experimental_event_tree` addresses of what collectives allocate, see Note [Released elsewhere].
 `StorageWeakRef` is `torch.multiprocessing.reductions`' own
     Whether a storage is still in memory, without keeping it there.
-`cuda_memory_events` rests on `torch.cuda.memory._record_memory_history`, `_snapshot`
-    The same on CUDA.
 
 Note [Eager decompositions]
     While AOTAutograd traces, torch's "python dispatcher" replaces the decompositions of some
@@ -61,11 +59,6 @@ Note [Eager decompositions]
     dropout becomes `native_dropout` (a 1-byte mask where eager keeps a 4-byte one) and a
     multi-layer LSTM silently loses the dropout between its layers. Switched off during the
     model's forward, the trace shows what the eager run really executes.
-
-Note [Released elsewhere]
-    A collective on CPU copies its input on the calling thread. Whichever thread lets go of the copy last releases it,
-    and the profiler does not see the thread of the backend. So an allocation inside a collective whose address is never
-    released counts as released when the backend has done its work; any other, when its place is taken.
 """
 
 import contextlib
@@ -110,13 +103,11 @@ __all__ = [
     "FakeTensor",
     "FakeTensorMode",
     "JointWithDescriptors",
-    "MemoryRecorder",
     "StorageWeakRef",
     "annotation",
     "below_autograd",
     "compile_graph",
     "compile_joint",
-    "cuda_memory_events",
     "current_node",
     "decomposed",
     "default_store",
@@ -130,12 +121,9 @@ __all__ = [
     "keeps_graph",
     "keywords_of",
     "layout_check",
-    "marked_memory_events",
-    "memory_events",
     "no_modes",
     "plain_function",
     "result_places",
-    "set_mark",
     "split_joint",
     "tracing_flags",
 ]
@@ -387,106 +375,3 @@ def is_plain(tensor: torch.Tensor) -> bool:
 def default_store() -> Any:
     """The store of the default process group."""
     return torch.distributed.distributed_c10d._get_default_store()
-
-
-def memory_events(run: Callable[[], Any]) -> list[int]:
-    """Run once and return what every allocation (+) and release (-) on the CPU changed, in order."""
-    return [change_bytes for label, change_bytes in marked_memory_events(run) if not label]
-
-
-def marked_memory_events(run: Callable[[], Any]) -> list[tuple[str, int]]:
-    """Allocations and releases, with "" before each, and the marks set between them, with 0 after each."""
-    recorder = MemoryRecorder()
-    recorder.start()
-    try:
-        run()
-    finally:
-        events = recorder.stop()
-    return events
-
-
-class MemoryRecorder:
-    """Allocator events of the CPU between `start` and `stop`, as `marked_memory_events` returns them."""
-
-    def __init__(self) -> None:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else every start and stop is printed
-        self._profiler = torch.autograd.profiler.profile(profile_memory=True)
-
-    @staticmethod
-    def is_free() -> bool:
-        """Whether no other profiler is running: there can be one only."""
-        return not torch._C._autograd._profiler_enabled()
-
-    def start(self) -> None:
-        self._profiler.__enter__()
-
-    def stop(self) -> list[tuple[str, int]]:
-        self._profiler.__exit__(None, None, None)
-        events = []
-        communicates = False
-        results: Any = self._profiler.kineto_results
-        for event in results.events():
-            name = event.name()
-            if name == "[memory]" and event.device_type() == torch._C._autograd.DeviceType.CPU:
-                events.append((event.start_ns(), "", event.nbytes()))
-            elif name.startswith(_MARK):
-                events.append((event.start_ns(), name.removeprefix(_MARK), 0))
-            communicates = communicates or name.startswith(_COLLECTIVE)
-        if communicates:
-            events += _released_elsewhere(results.experimental_event_tree())
-        return [(label, change_bytes) for _, label, change_bytes in sorted(events, key=lambda event: event[0])]
-
-
-def set_mark(label: str) -> None:
-    """Leave a mark among the allocator's events."""
-    with torch.autograd.profiler.record_function(_MARK + label):
-        pass
-
-
-_MARK = "memfit mark "
-_COLLECTIVE, _ON_BACKEND = "c10d::", "gloo:"
-
-
-def _released_elsewhere(roots: Sequence[Any]) -> list[tuple[int, str, int]]:
-    """The releases that were not seen, see Note [Released elsewhere]."""
-    changes: list[tuple[int, int, int]] = []  # time, address, bytes
-    collectives: list[tuple[int, int]] = []
-    ends: list[tuple[int, int]] = []
-    waiting = list(roots)
-    while waiting:
-        event = waiting.pop()
-        waiting += event.children
-        if event.tag == torch._C._profiler._EventType.Allocation:
-            changes.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
-        elif event.name.startswith(_COLLECTIVE):
-            collectives.append((event.start_time_ns, event.end_time_ns))
-        elif event.name.startswith(_ON_BACKEND):
-            ends.append((event.start_time_ns, event.end_time_ns))
-    releases = []
-    following: dict[int, tuple[int, int]] = {}  # by address: time and bytes of its next change
-    for time_ns, address, change_bytes in sorted(changes, reverse=True):
-        next_ns, next_bytes = following.get(address, (0, 0))
-        following[address] = time_ns, change_bytes
-        if change_bytes < 0 or next_bytes < 0:
-            continue
-        inside = [span for span in collectives if span[0] <= time_ns <= span[1]]
-        for start_ns, end_ns in inside:
-            done_ns = min((each for each in ends if each[0] >= start_ns), default=(0, end_ns))[1]
-            releases.append((max(end_ns, done_ns), "", -change_bytes))
-        if not inside and next_bytes > 0:  # it was released, at the latest when its place was taken
-            releases.append((next_ns - 1, "", -change_bytes))
-    return releases
-
-
-def cuda_memory_events(run: Callable[[], Any]) -> list[int]:
-    """Run once and return what every allocation (+) and release (-) on the current CUDA device changed."""
-    torch.cuda.memory._record_memory_history(context=None)
-    try:
-        run()
-        torch.cuda.synchronize()
-        traces = torch.cuda.memory._snapshot()["device_traces"]
-    finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
-    signs = {"alloc": 1, "free_completed": -1}
-    events = traces[torch.cuda.current_device()]
-    return [signs[event["action"]] * event["size"] for event in events if event["action"] in signs]

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
+from memfit._memory_events import set_mark
 from memfit.errors import InvalidModel
-from memfit.measure.stretches import measure_stretches, set_mark
+from memfit.measure.stretches import measure_stretches
 
 KIB = 1024
 

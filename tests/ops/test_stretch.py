@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from memfit import _torch
+from memfit._memory_events import memory_events
 from memfit.measure import signature
 from memfit.ops import stretch as stretch_module
 from memfit.ops.registry import find_function, name_of
@@ -63,7 +64,7 @@ def test_a_compiled_stretch_computes_and_allocates_its_results_alone() -> None:
     torch.testing.assert_close(total, (one * 2).relu() + other)
     torch.testing.assert_close(product, one * 2)
     kept: list[Any] = []
-    events = _torch.memory_events(lambda: kept.append(made(one, other)))
+    events = memory_events(lambda: kept.append(made(one, other)))
     assert [each for each in events if each > 0] == [total.nbytes, product.nbytes]
 
 
@@ -77,7 +78,7 @@ def test_the_first_result_can_be_written_over_the_first_argument() -> None:
     expected = made(one, other)
     kept: list[Any] = []
     over(one.clone(), other)
-    events = _torch.memory_events(lambda: kept.append(over(one, other)))
+    events = memory_events(lambda: kept.append(over(one, other)))
     assert [each for each in events if each > 0] == [one.nbytes]  # of the second result
     assert kept[0][0] is one
     for found, wanted in zip(kept[0], expected, strict=True):

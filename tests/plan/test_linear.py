@@ -84,3 +84,10 @@ def test_a_program_without_variables_holds_or_not() -> None:
     assert program.solve(time_limit_s=1.0).values == []
     program.at_most({}, -1.0)
     assert program.solve(time_limit_s=1.0).values is None
+
+
+def test_what_is_fixed_is_not_changed() -> None:
+    program, (first, *_) = knapsack()
+    answer = program.solve(time_limit_s=5.0, fixed={first: 0.0})
+    assert answer.values == pytest.approx([0.0, 1.0, 0.0])
+    assert program.solve(time_limit_s=5.0).values == pytest.approx([1.0, 0.0, 0.0])

@@ -1,5 +1,6 @@
 """What the staged program says of all schedules holds for each of them."""
 
+import itertools
 import math
 
 import hypothesis
@@ -166,18 +167,52 @@ def test_kept_and_dropped_values_are_so_when_the_backward_starts() -> None:
     assert dropped.solve(time_limit_s=5.0)[1] == pytest.approx(6.0)
 
 
-@settings(max_examples=30)
-@given(trainings(Features(most_layers=5, several_outputs=True, in_place=True)), st.integers(50, 100))
-def test_a_schedule_that_fits_is_a_point_that_satisfies_every_row(case: Case, percent: int) -> None:
+@settings(max_examples=40)
+@given(
+    trainings(Features(most_layers=6, several_outputs=True, in_place=True, alternatives=True)),
+    st.integers(50, 100),
+    st.sampled_from([None, 0, 2, 100]),
+)
+def test_a_schedule_that_fits_is_a_point_that_satisfies_every_row(
+    case: Case, percent: int, horizon: int | None
+) -> None:
     problem = case.problem()
     budget_bytes = expand(problem, everything_kept(problem)).peak_bytes * percent // 100
     schedule = greedy(problem, budget_bytes)
     hypothesis.assume(schedule.peak_bytes <= budget_bytes)
-    program = StagedProgram(Links(problem), budget_bytes=budget_bytes, stages=range(0, len(problem.backward), 2))
-    answer, bound = program.solve(time_limit_s=5.0, start=schedule)
+    stages = range(0, len(problem.backward), 2)
+    program = StagedProgram(Links(problem), budget_bytes=budget_bytes, stages=stages, horizon=horizon, start=schedule)
+    assert broken_rows(program, program._point(schedule)) == []
+    answer, bound = program.solve(time_limit_s=5.0)
     assert answer is not None
-    assert answer.extra_us <= schedule.extra_us + 1e-6
+    assert answer.extra_us + problem.least_own_us <= schedule.extra_us + 1e-6
     assert bound <= answer.extra_us + 1e-6
+
+
+def broken_rows(program: StagedProgram, point: list[float]) -> list[int]:
+    rows = program.program
+    sums = [
+        sum(rows._factors[term] * point[rows._columns[term]] for term in range(first, last))
+        for first, last in itertools.pairwise(rows._starts)
+    ]
+    bounds = zip(rows._lower, sums, rows._upper, strict=True)
+    return [row for row, (lower, total, upper) in enumerate(bounds) if not lower - 1e-6 <= total <= upper + 1e-6]
+
+
+@settings(max_examples=30)
+@given(trainings(Features(most_layers=6, in_place=True, alternatives=True)), st.integers(50, 100), st.integers(0))
+def test_what_is_not_free_stays_as_it_is(case: Case, percent: int, free: int) -> None:
+    problem = case.problem()
+    budget_bytes = expand(problem, everything_kept(problem)).peak_bytes * percent // 100
+    schedule = greedy(problem, budget_bytes)
+    hypothesis.assume(schedule.peak_bytes <= budget_bytes)
+    links, stages = Links(problem), list(range(0, len(problem.backward), 2))
+    program = StagedProgram(links, budget_bytes=budget_bytes, stages=stages, horizon=100, start=schedule)
+    answer, _ = program.solve(time_limit_s=5.0, free=free)
+    assert answer is not None
+    assert answer.extra_us + problem.least_own_us <= schedule.extra_us + 1e-6
+    for stage, live in zip(stages, answer.live, strict=True):
+        assert (live ^ schedule.live[stage]) & program._useful()[stages.index(stage)] & links.values & ~free == 0
 
 
 @given(trainings(Features(several_outputs=True, workspaces=True)))

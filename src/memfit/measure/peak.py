@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit import _torch
+from memfit._memory_events import MemoryRecorder, cuda_memory_events, memory_events
 from memfit.tensors import storage_bytes, tensors_in
 
 
@@ -37,7 +37,7 @@ def measure_peak(run: Callable[[], Any], *, resident: Iterable[Any]) -> Measured
     gc.collect()
     if any(tensor.is_cuda for tensor in tensors):
         return _measure_cuda(run, resident_bytes)
-    live = tuple(itertools.accumulate(_torch.memory_events(run), initial=resident_bytes))
+    live = tuple(itertools.accumulate(memory_events(run), initial=resident_bytes))
     return MeasuredPeak(peak_bytes=max(live), resident_bytes=resident_bytes, live_bytes=live)
 
 
@@ -45,7 +45,7 @@ def _measure_cuda(run: Callable[[], Any], resident_bytes: int) -> MeasuredPeak:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before_bytes = torch.cuda.memory_allocated()
-    live = tuple(itertools.accumulate(_torch.cuda_memory_events(run), initial=resident_bytes))
+    live = tuple(itertools.accumulate(cuda_memory_events(run), initial=resident_bytes))
     rise_bytes = torch.cuda.max_memory_allocated() - before_bytes
     return MeasuredPeak(peak_bytes=resident_bytes + rise_bytes, resident_bytes=resident_bytes, live_bytes=live)
 
@@ -57,7 +57,7 @@ class PeakWatch:
     """
 
     def __init__(self) -> None:
-        self._recorder: _torch.MemoryRecorder | None = None
+        self._recorder: MemoryRecorder | None = None
         self._resident_bytes = 0
         self._before_bytes: int | None = None  # on CUDA
 
@@ -73,9 +73,9 @@ class PeakWatch:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
             self._before_bytes = torch.cuda.memory_allocated()
-        elif _torch.MemoryRecorder.is_free():
+        elif MemoryRecorder.is_free():
             gc.collect()  # what is garbage now would be counted as freed by the step
-            self._recorder = _torch.MemoryRecorder()
+            self._recorder = MemoryRecorder()
             self._recorder.start()
 
     def stop(self) -> MeasuredPeak | None:

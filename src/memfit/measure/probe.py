@@ -15,6 +15,7 @@ import psutil
 import torch
 
 from memfit import _torch
+from memfit._memory_events import memory_events
 from memfit.measure import signature as signatures
 from memfit.measure.cost import CostCache, OperatorCost
 from memfit.ops.calls import faithful_call
@@ -124,7 +125,7 @@ def _rise(run: Callable[[], Any], args: list[Any]) -> int:
         torch.cuda.synchronize()
         return torch.cuda.max_memory_allocated() - before_bytes
     live_bytes = highest_bytes = 0
-    for change_bytes in _torch.memory_events(run):
+    for change_bytes in memory_events(run):
         live_bytes += change_bytes
         highest_bytes = max(highest_bytes, live_bytes)
     return highest_bytes

@@ -7,12 +7,10 @@ from typing import Any
 
 import torch
 
-from memfit import _torch
+from memfit._memory_events import marked_memory_events
 from memfit.errors import InvalidModel
 from memfit.measure.peak import held_bytes
 from memfit.tensors import tensors_in
-
-set_mark = _torch.set_mark
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +32,7 @@ def measure_stretches(run: Callable[[], Any], *, resident: Iterable[Any]) -> lis
     gc.collect()
     stretches: list[MeasuredStretch] = []
     label, peak_bytes, now_bytes = "", start_bytes, start_bytes
-    for mark, change_bytes in [*_torch.marked_memory_events(run), ("end", 0)]:
+    for mark, change_bytes in [*marked_memory_events(run), ("end", 0)]:
         now_bytes += change_bytes
         peak_bytes = max(peak_bytes, now_bytes)
         if mark:

@@ -59,8 +59,12 @@ class LinearProgram:
         start: Sequence[float] | None = None,
         gap: float = 0.0,
         is_over: Callable[[], bool] | None = None,
+        fixed: Mapping[int, float] | None = None,
     ) -> Answer:
-        """Deterministic but for where the time limit falls. `start` is where to begin; `is_over` ends it early."""
+        """Deterministic but for where the time limit falls.
+
+        `start` is where to begin, `fixed` has variables that are not to be changed; `is_over` ends it early.
+        """
         if not self._costs:  # nothing to decide: HiGHS calls that an empty model, whatever the rows say
             holds = all(lower <= 0.0 <= upper for lower, upper in zip(self._lower, self._upper, strict=True))
             return Answer([], 0.0, 0.0) if holds else Answer(None, math.inf, math.inf)
@@ -75,7 +79,7 @@ class LinearProgram:
             solver.setOptionValue(option, value)
         if is_over is not None:
             solver.cbMipInterrupt += lambda event: event.interrupt() if is_over() else None
-        solver.passModel(self._model(relaxed))
+        solver.passModel(self._model(relaxed, fixed or {}))
         if start is not None and not relaxed:
             solution = highspy.HighsSolution()
             solution.col_value = list(start)
@@ -86,14 +90,15 @@ class LinearProgram:
             solver.run()
         return _answer(solver, relaxed, least=sum(min(0.0, cost) for cost in self._costs))
 
-    def _model(self, relaxed: bool) -> highspy.HighsLp:
+    def _model(self, relaxed: bool, fixed: Mapping[int, float]) -> highspy.HighsLp:
         model = highspy.HighsLp()
         count = len(self._costs)
         model.num_col_ = count
         model.num_row_ = len(self._lower)
         model.col_cost_ = np.array(self._costs, dtype=np.double)
-        model.col_lower_ = np.zeros(count)
-        model.col_upper_ = np.ones(count)
+        lower, upper = np.zeros(count), np.ones(count)
+        lower[list(fixed)] = upper[list(fixed)] = list(fixed.values())
+        model.col_lower_, model.col_upper_ = lower, upper
         model.row_lower_ = np.array(self._lower, dtype=np.double)
         model.row_upper_ = np.array(self._upper, dtype=np.double)
         model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise

@@ -6,8 +6,10 @@
    best plan so far (`plan/staged.py`). Beside it, the same program gives a bound that no schedule can be below
    (`plan/bounding.py`).
 3. Where an answer is over the budget inside some stages, those are planned again turn by turn, between what it
-   wants before and after them; then window after window of the best plan is (`plan/windows.py`).
-4. It ends when the gap between plan and bound is small, when nothing is left to try, or when time is up.
+   wants before and after them (`plan/windows.py`).
+4. Near the best plan there are better ones: with some values decided again for the whole pass, the others as they are
+   (`plan/neighbours.py`), and with window after window planned again.
+5. It ends when the gap between plan and bound is small, when nothing is left to try, or when time is up.
 
 Same input, same plan: work is limited by counts, and by the clock only when `time_limit_s` runs out.
 """
@@ -24,6 +26,7 @@ from memfit.plan.choice import Choice, everything_kept, with_answer
 from memfit.plan.expand import Expander, Expansion
 from memfit.plan.greedy import greedy
 from memfit.plan.links import Links
+from memfit.plan.neighbours import Neighbours
 from memfit.plan.problem import Problem
 from memfit.plan.staged import StagedAnswer, StagedProgram
 from memfit.plan.windows import Windows
@@ -40,7 +43,7 @@ _CLOSE_SHARE = 0.005  # of the step's time: with no more than that between plan 
 _LONGEST_SOLVE_S = 1.5
 _ROUND_GAP = 0.03  # of an answer that is cut again anyway
 _LONGEST_FIT_S = 1.0  # an answer that is over the budget here and there
-_IMPROVING_SHARE = 0.25  # of the time: for windows of the best plan
+_IMPROVING_SHARE = 0.6  # of the time: for plans near the best one
 _SMALL_PROGRAM = 1200  # stages times ways: below, no horizon is needed
 _CLOSE_TO_SMALLEST = 0.015  # of the room above the floor: then no smaller budget is tried
 _INTERRUPTED = "interrupted: the best plan so far"
@@ -229,13 +232,22 @@ class _Search:
                 break
             if self._best is not None and time.monotonic() > self._end_of_rounds:
                 break
-        if self._best is not None and not self._is_done():
-            for better in self._windows(self._end).improved(self._best):
-                self._take(better, "a window planned again")
-                if self._is_done():
-                    break
+        self._improve()
         if self._bounding is not None and self._best is not None and not self._is_done():
             self._bounding.wait()
+
+    def _improve(self) -> None:
+        """Look near the best plan, among other values to keep and then among other turns to make them again at."""
+        if self._best is None or self._is_done():
+            return
+        for better in self._neighbours().improved(self._best):
+            self._take(better, "some values decided again")
+            if self._is_done():
+                return
+        for better in self._windows(self._end).improved(self._best):
+            self._take(better, "a window planned again")
+            if self._is_done():
+                return
 
     def _first_stages(self) -> None:
         count = len(self._problem.backward)
@@ -322,8 +334,19 @@ class _Search:
         """How many ranks back a run may be; two for an operation."""
         return 2 * max(_LEAST_HORIZON, int(_HORIZON_SHARE * len(self._problem.forward)))
 
-    def _solve_stages(self, is_small: bool) -> tuple[StagedAnswer | None, float]:
-        program = StagedProgram(
+    def _neighbours(self) -> Neighbours:
+        return Neighbours(
+            links=self._planner.links,
+            expander=self._planner.expander,
+            program=lambda start: self._program(start, is_small=False),
+            stages=lambda: sorted(self._stages),
+            cut=self._cut,
+            budget_bytes=self._budget_bytes,
+            end=self._end,
+        )
+
+    def _program(self, start: Expansion | None, *, is_small: bool) -> StagedProgram:
+        return StagedProgram(
             self._planner.links,
             budget_bytes=self._budget_bytes,
             stages=sorted(self._stages),
@@ -333,12 +356,15 @@ class _Search:
             kept=self._planner.kept,
             dropped=self._planner.dropped,
             horizon=None if is_small else self._horizon,
+            start=start,
         )
+
+    def _solve_stages(self, is_small: bool) -> tuple[StagedAnswer | None, float]:
+        program = self._program(None if is_small else self._best, is_small=is_small)
         remaining_s = self._end - time.monotonic()
         answer, bound_us = program.solve(
             time_limit_s=min(remaining_s, _LONGEST_SOLVE_S),
             gap=_ROUND_GAP,
-            start=None if is_small else self._best,
         )
         self._say(
             f"{len(self._stages)} stages, {program.size[0]} variables: "

@@ -61,7 +61,9 @@ class StagedProgram:
         dropped: int = 0,
         horizon: int | None = None,
         window: Window | None = None,
+        start: Expansion | None = None,
     ) -> None:
+        """`start` is a schedule that fits: the search begins there, and what it runs is never beyond the horizon."""
         self._links = links
         self._problem = links.problem
         self._window = window or Window(len(links.problem.backward), None, 0)
@@ -69,6 +71,7 @@ class StagedProgram:
         self._stages = sorted(stages)
         self._margins = margins or {}
         self._horizon = horizon
+        self._start = start
         self._kept, self._dropped = kept, dropped
         self.program = LinearProgram()
         self._live: list[dict[int, int]] = []  # by stage: value to variable
@@ -93,12 +96,16 @@ class StagedProgram:
         *,
         time_limit_s: float,
         gap: float = 0.0,
-        start: Expansion | None = None,
         is_over: Callable[[], bool] | None = None,
+        free: int | None = None,
     ) -> tuple[StagedAnswer | None, float]:
-        """The best schedule found and the bound on all of them, in microseconds. `start` is a schedule that fits."""
-        point = None if start is None else self._point(start)
-        answer = self.program.solve(time_limit_s=time_limit_s, gap=gap, start=point, is_over=is_over)
+        """The best schedule found and the bound on all of them, in microseconds.
+
+        With `free` only what concerns these values is decided, and all else is as in the schedule to start from.
+        """
+        point = None if self._start is None else self._point(self._start)
+        fixed = {} if point is None or free is None else self._fixed(point, free)
+        answer = self.program.solve(time_limit_s=time_limit_s, gap=gap, start=point, is_over=is_over, fixed=fixed)
         return (None if answer.values is None else self._read(answer)), answer.bound
 
     def _point(self, expansion: Expansion) -> list[float]:
@@ -108,11 +115,12 @@ class StagedProgram:
             for variable in required.values():
                 point[variable] = 1.0
         for stage in range(len(self._stages)):
-            ran = {way.operation for place in self._turns(stage) for way in expansion.backward[place]}
+            ran = self._ran(expansion, stage)
             for number, variable in self._live[stage].items():
                 point[variable] = float(expansion.live[self._stages[stage]] >> number & 1)
             for link, variable in self._runs[stage]:
                 point[variable] = float(link.own in ran)
+        for stage in range(len(self._stages)):  # what is held goes by what lives in the stage after it
             for number, variable in self._held[stage].items():
                 wanted = point[self._after(stage)[number]]
                 made = max((point[each] for each in self._makes[stage].get(number, ())), default=0.0)
@@ -125,6 +133,15 @@ class StagedProgram:
         for both, (one, other) in self._both.items():
             point[both] = min(point[one], point[other])
         return point
+
+    def _fixed(self, point: Sequence[float], free: int) -> dict[int, float]:
+        """Variables of values that are not free, and of runs that make none that is."""
+        fixed: dict[int, float] = {}
+        for live in self._live:
+            fixed |= {variable: point[variable] for number, variable in live.items() if not free >> number & 1}
+        for runs in self._runs:
+            fixed |= {variable: point[variable] for link, variable in runs if not link.makes & free}
+        return fixed
 
     def _build(self) -> None:
         useful = self._useful()
@@ -223,7 +240,13 @@ class StagedProgram:
         reachable = self._ancestors(soon)
         links = [link for link in self._links.all if link.makes & reachable]
         first = min((link.rank for link in links if link.makes & soon), default=0)
-        return [link for link in links if link.rank >= first - self._horizon]
+        known = set() if self._start is None else self._ran(self._start, stage)
+        near = {link.own for link in links if link.rank >= first - self._horizon}
+        return [link for link in self._links.all if link.own in near or link.own in known]
+
+    def _ran(self, expansion: Expansion, stage: int) -> set[int]:
+        """The operations that a schedule runs in a stage."""
+        return {way.operation for place in self._turns(stage) for way in expansion.backward[place]}
 
     def _reads(self, turns: range) -> int:
         reads = 0

@@ -97,8 +97,9 @@ class Windows:
                 dropped=self.dropped,
                 horizon=self.horizon,
                 window=window,
+                start=start_from,
             )
-            answer, _ = program.solve(time_limit_s=min(left_s, _LONGEST_SOLVE_S), gap=0.005, start=start_from)
+            answer, _ = program.solve(time_limit_s=min(left_s, _LONGEST_SOLVE_S), gap=0.005)
             if answer is None:
                 return None
             planned = with_answer(choice, sorted(stages), end, answer)

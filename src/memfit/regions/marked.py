@@ -5,12 +5,12 @@ from typing import Any
 import torch
 
 from memfit import _torch
+from memfit._memory_events import set_mark
 from memfit.capture.outputs import take_apart
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint
 from memfit.execute.compiled import Boxed, CompiledCall
 from memfit.ir import Graph, Kind, Phase, Program
-from memfit.measure.stretches import set_mark
 from memfit.plan.regions import Surroundings, shared_storages
 from memfit.tensors import storage_key, tensors_in
 
