@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from memfit import _memory_events
+from memfit._memory_events import _released_elsewhere
 from memfit.measure.peak import held_bytes, measure_peak
 
 KIB = 1024
@@ -114,10 +114,8 @@ def test_a_copy_of_a_collective_that_its_backend_releases_counts_until_the_backe
         event("gloo:all_reduce", 54, 70),
         change(80, 2, -100),  # this one was seen
     ]
-    assert _memory_events._released_elsewhere(events) == [(30, "", -100)]
+    assert _released_elsewhere(events) == [(30, "", -100)]
 
 
 def test_what_was_released_unseen_is_gone_when_its_place_is_taken() -> None:
-    assert _memory_events._released_elsewhere([change(1, 7, 40), change(9, 7, 60), change(20, 7, -60)]) == [
-        (8, "", -40)
-    ]
+    assert _released_elsewhere([change(1, 7, 40), change(9, 7, 60), change(20, 7, -60)]) == [(8, "", -40)]
