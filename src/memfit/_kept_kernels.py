@@ -177,7 +177,7 @@ def _read(found: dict[str, Any]) -> Kernel:
     code = ast.parse(source)
     code.body = [line for line in code.body if not _is_inductors(line)]
     scope: dict[str, Any] = {"__name__": path.stem, "__file__": str(path), _COMPILER: lambda: _Loaded(kernels)}
-    exec(compile(code, str(path), "exec"), scope)
+    exec(compile(code, str(path), "exec"), scope)  # as Inductor does; it is the file that Inductor wrote
     call: Kernel = scope["call"]
     return call
 

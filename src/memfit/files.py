@@ -31,8 +31,8 @@ def own_version() -> str:
 
 
 def hash_of(content: Any) -> str:
-    """The same for the same numbers, words and lists of them, in any process."""
-    return _hash(json.dumps(content))
+    """The same for the same numbers, words and lists of them, in any process; others are taken as they are written."""
+    return _hash(json.dumps(content, default=str))
 
 
 def write_checked(path: Path, content: Any) -> None:

@@ -9,8 +9,6 @@ Note [What is the same]
 """
 
 import dataclasses
-import hashlib
-import json
 import logging
 import os
 from pathlib import Path
@@ -22,7 +20,7 @@ from torch import nn
 from memfit.capture.sample import Sample
 from memfit.describe import describe_sample, device_of, model_digest
 from memfit.errors import InvalidFile, first_line
-from memfit.files import cache_folder, own_version
+from memfit.files import cache_folder, hash_of, own_version
 from memfit.ir import Compute, Graph, OptimizerMemory, Program
 from memfit.machine import processor
 from memfit.ops.registry import find_function, in_place_function
@@ -46,7 +44,7 @@ def folder_of(recipe: Recipe, model: nn.Module, sample: Sample) -> Path:
         [_selection_words(each) for each in recipe.recompute],
         [_selection_words(each) for each in recipe.keep],
     ]
-    return cache_folder() / "plans" / f"{type(model).__name__}-{_digest(words)}"
+    return cache_folder() / "plans" / f"{type(model).__name__}-{hash_of(words)[:24]}"
 
 
 def place_in(folder: Path, graph: Graph, optimizer: OptimizerMemory) -> Path:
@@ -58,7 +56,7 @@ def place_in(folder: Path, graph: Graph, optimizer: OptimizerMemory) -> Path:
         [graph.digest(), [each.size_bytes for each in graph.storages]],
         dataclasses.astuple(optimizer),
     ]
-    return folder / f"{_digest(words)}.json"
+    return folder / f"{hash_of(words)[:24]}.json"
 
 
 def kept_plans(folder: Path) -> dict[Path, Plan]:
@@ -107,10 +105,6 @@ def can_run_as_planned(graph: Graph, program: Program) -> bool:
     stretches = [form for form in forms if isinstance(form, Stretch)]
     compile_all(stretches)
     return not any(stretch.failure for stretch in stretches)
-
-
-def _digest(words: list[Any]) -> str:
-    return hashlib.sha256(json.dumps(words, default=str).encode()).hexdigest()[:24]
 
 
 def _switches() -> list[Any]:

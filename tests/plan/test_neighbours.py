@@ -6,38 +6,20 @@ import time
 from handmade import Case, Features, trainings
 from hypothesis import given, settings
 from test_solve import residual
-from test_windows import assert_runs, middle_bytes
+from test_windows import assert_all_run, middle_bytes
 
-from memfit.plan.expand import Expansion
+from memfit.plan.cuts import Cuts
 from memfit.plan.greedy import greedy
 from memfit.plan.neighbours import Neighbours
 from memfit.plan.problem import numbers
 from memfit.plan.solve import Planner
-from memfit.plan.staged import StagedProgram
 
 
 def neighbours_of(planner: Planner, budget_bytes: int, *, end: float = math.inf, every: int = 1) -> Neighbours:
     """With a stage for one turn in so many."""
-    stages = list(range(0, len(planner.problem.backward), every))
-
-    def program(start: Expansion) -> StagedProgram:
-        return StagedProgram(planner.links, budget_bytes=budget_bytes, stages=stages, horizon=1000, start=start)
-
-    def cut(over: Expansion) -> bool:
-        worst = max(range(len(over.peaks)), key=lambda place: over.peaks[place])
-        is_new = worst not in stages
-        stages[:] = sorted({*stages, worst})
-        return is_new
-
-    return Neighbours(
-        links=planner.links,
-        expander=planner.expander,
-        program=program,
-        stages=lambda: stages,
-        cut=cut,
-        budget_bytes=budget_bytes,
-        end=end if end < math.inf else time.monotonic() + 60,
-    )
+    cuts = Cuts(links=planner.links, budget_bytes=budget_bytes, kept=0, dropped=0, horizon=1000)
+    cuts.stages |= {*range(0, len(planner.problem.backward), every)}
+    return Neighbours(cuts, planner.expander, end if end < math.inf else time.monotonic() + 60)
 
 
 def test_a_poor_plan_becomes_nearly_as_good_as_the_search_s() -> None:
@@ -71,13 +53,4 @@ def test_every_value_is_free_with_every_other_at_some_time() -> None:
 @settings(max_examples=20, deadline=None)
 @given(trainings(Features(in_place=True, alternatives=True, most_layers=6)))
 def test_what_is_found_runs_as_it_says(case: Case) -> None:
-    planner = Planner(case.problem())
-    budget_bytes = middle_bytes(planner, 0.5)
-    first = greedy(planner.problem, budget_bytes)
-    if first.peak_bytes > budget_bytes:
-        return
-    previous_us = first.extra_us
-    for found in neighbours_of(planner, budget_bytes, every=2).improved(first):
-        assert found.extra_us < previous_us
-        previous_us = found.extra_us
-        assert_runs(case, planner, found, budget_bytes)
+    assert_all_run(case, lambda planner, budget_bytes: neighbours_of(planner, budget_bytes, every=2).improved)

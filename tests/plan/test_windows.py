@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Callable, Iterator
 
 from handmade import KIB, Case, Features, trainings
 from hypothesis import given, settings
@@ -70,13 +71,18 @@ def test_a_poor_plan_becomes_as_good_as_the_search_s() -> None:
 @settings(max_examples=25, deadline=None)
 @given(trainings(Features(in_place=True, alternatives=True, most_layers=6)))
 def test_what_windows_find_runs_as_they_say(case: Case) -> None:
+    assert_all_run(case, lambda planner, budget_bytes: windows_of(planner, budget_bytes).improved)
+
+
+def assert_all_run(case: Case, improving: Callable[[Planner, int], Callable[[Expansion], Iterator[Expansion]]]) -> None:
+    """Schedules that are found one after the other are faster and faster, fit and run."""
     planner = Planner(case.problem())
     budget_bytes = middle_bytes(planner, 0.5)
     first = greedy(planner.problem, budget_bytes)
     if first.peak_bytes > budget_bytes:
         return
     previous_us = first.extra_us
-    for found in windows_of(planner, budget_bytes).improved(first):
+    for found in improving(planner, budget_bytes)(first):
         assert found.extra_us < previous_us
         previous_us = found.extra_us
         assert_runs(case, planner, found, budget_bytes)

@@ -22,8 +22,6 @@ Note [Without a compiler]
 
 import copy
 import functools
-import hashlib
-import json
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -37,6 +35,7 @@ from memfit import _torch
 from memfit._kept_kernels import keep_kernel, kept_kernel, place_of
 from memfit.collecting import collected_later
 from memfit.errors import first_line
+from memfit.files import hash_of
 from memfit.ops.lean import Alternative, LeanOperator, Site, is_dense, same_layout
 
 log = logging.getLogger(__name__)
@@ -282,7 +281,7 @@ def digest_of(graph: fx.Graph) -> str:
             lines.append(
                 [str(node.target), written(node.args), {key: written(node.kwargs[key]) for key in node.kwargs}]
             )
-    return hashlib.sha256(json.dumps(lines).encode()).hexdigest()[:16]
+    return hash_of(lines)[:16]
 
 
 def _one_by_one(module: fx.GraphModule) -> Callable[[list[Any]], Sequence[Any]]:

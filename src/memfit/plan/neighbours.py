@@ -8,13 +8,11 @@ program, and solved in a fraction of a second.
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from memfit.plan.choice import Choice, with_answer
+from memfit.plan.cuts import Cuts
 from memfit.plan.expand import Expander, Expansion
-from memfit.plan.links import Links
 from memfit.plan.problem import numbers
-from memfit.plan.staged import StagedProgram
 
 _LONGEST_SOLVE_S = 0.25
 _GAP = 0.005
@@ -23,16 +21,12 @@ _WORTH_TAKING_US = 1.0
 _MOST_CUTS = 3  # of a neighbourhood whose answer is over the budget between stages
 
 
-@dataclasses.dataclass(kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class Neighbours:
     """Neighbours of schedules of one problem under one budget."""
 
-    links: Links
+    cuts: Cuts
     expander: Expander
-    program: Callable[[Expansion], StagedProgram]  # of the whole pass, with the stages of now
-    stages: Callable[[], list[int]]
-    cut: Callable[[Expansion], bool]  # adds stages where a schedule is over the budget; False: nothing is new
-    budget_bytes: int
     end: float  # when to stop, as `time.monotonic` tells it
 
     def improved(self, expansion: Expansion) -> Iterator[Expansion]:
@@ -40,20 +34,18 @@ class Neighbours:
         better = True
         while better:
             better = False
-            program = self.program(expansion)
             for free in self._neighbourhoods():
                 if time.monotonic() >= self.end:
                     return
-                found, program = self._nearby(program, expansion, free)
+                found = self._nearby(expansion, free)
                 if found is not None:
                     expansion, better = found, True
                     yield expansion
-                    program = self.program(expansion)
 
     def _neighbourhoods(self) -> Iterator[int]:
         """Sets of values that are free: two parts of the forward pass, the nearest ones first."""
-        rank_of = self.links.problem.rank_of
-        values = sorted(numbers(self.links.values), key=lambda number: (rank_of[number], number))
+        rank_of = self.cuts.links.problem.rank_of
+        values = sorted(numbers(self.cuts.links.values), key=lambda number: (rank_of[number], number))
         for count in _PARTS:
             size = max(1, -(-len(values) // count))
             parts = [sum(1 << number for number in values[at : at + size]) for at in range(0, len(values), size)]
@@ -61,25 +53,22 @@ class Neighbours:
                 for first in range(len(parts) - apart):
                     yield parts[first] | parts[first + apart]
 
-    def _nearby(
-        self, program: StagedProgram, expansion: Expansion, free: int
-    ) -> tuple[Expansion | None, StagedProgram]:
-        """A faster schedule that fits, if there is one with these values free, and the program as it is then."""
+    def _nearby(self, expansion: Expansion, free: int) -> Expansion | None:
+        """A faster schedule that fits, if there is one with these values free."""
+        limit_us = expansion.extra_us - _WORTH_TAKING_US
         for _ in range(_MOST_CUTS):
             left_s = self.end - time.monotonic()
             if left_s <= 0:
                 break
+            program = self.cuts.program_near(expansion)
             answer, _ = program.solve(time_limit_s=min(left_s, _LONGEST_SOLVE_S), gap=_GAP, free=free)
-            own_us = self.links.problem.least_own_us  # which the program does not count
-            if answer is None or answer.extra_us + own_us > expansion.extra_us - _WORTH_TAKING_US:
+            own_us = self.cuts.links.problem.least_own_us  # which the program does not count
+            if answer is None or answer.extra_us + own_us > limit_us:
                 break
-            count = len(self.links.problem.backward)
-            choice = with_answer(Choice([0] * count, {}, {}), self.stages(), count, answer)
+            choice = self.cuts.choice(answer)
             found = self.expander.expand(choice.wanted, choice.made_early, choice.chosen)
-            if found.peak_bytes <= self.budget_bytes:
-                is_faster = found.extra_us < expansion.extra_us - _WORTH_TAKING_US
-                return (found if is_faster else None), program
-            if not self.cut(found):
+            if found.peak_bytes <= self.cuts.budget_bytes:
+                return found if found.extra_us < limit_us else None
+            if not self.cuts.cut(found):
                 break
-            program = self.program(expansion)
-        return None, program
+        return None

@@ -2,8 +2,8 @@
 
 1. A greedy plan, there in an instant (`plan/greedy.py`).
 2. The staged program on a few stages gives a schedule that is exact at the stages' first turns. Walking it shows
-   where it is over the budget in between; the stages are cut there, and the program is solved again, from the
-   best plan so far (`plan/staged.py`). Beside it, the same program gives a bound that no schedule can be below
+   where it is over the budget in between; the stages are cut there (`plan/cuts.py`), and the program is solved again,
+   from the best plan so far (`plan/staged.py`). Beside it, the same program gives a bound that no schedule can be below
    (`plan/bounding.py`).
 3. Where an answer is over the budget inside some stages, those are planned again turn by turn, between what it
    wants before and after them (`plan/windows.py`).
@@ -22,13 +22,14 @@ from collections.abc import Callable, Iterator
 
 from memfit.errors import InfeasibleBudget
 from memfit.plan.bounding import Bounding
-from memfit.plan.choice import Choice, everything_kept, with_answer
+from memfit.plan.choice import everything_kept
+from memfit.plan.cuts import Cuts
 from memfit.plan.expand import Expander, Expansion
 from memfit.plan.greedy import greedy
 from memfit.plan.links import Links
 from memfit.plan.neighbours import Neighbours
 from memfit.plan.problem import Problem
-from memfit.plan.staged import StagedAnswer, StagedProgram
+from memfit.plan.staged import StagedAnswer
 from memfit.plan.windows import Windows
 from memfit.units import format_bytes
 
@@ -44,7 +45,6 @@ _LONGEST_SOLVE_S = 1.5
 _ROUND_GAP = 0.03  # of an answer that is cut again anyway
 _LONGEST_FIT_S = 1.0  # an answer that is over the budget here and there
 _IMPROVING_SHARE = 0.6  # of the time: for plans near the best one
-_SMALL_PROGRAM = 1200  # stages times ways: below, no horizon is needed
 _CLOSE_TO_SMALLEST = 0.015  # of the room above the floor: then no smaller budget is tried
 _INTERRUPTED = "interrupted: the best plan so far"
 _HORIZON_SHARE = 0.1  # of the forward pass: how far back a stage may start making values again
@@ -184,10 +184,13 @@ class _Search:
         self._known_bound_us = self._least_us()
         self._bounding: Bounding | None = None
         self._log: list[str] = []
-        self._stages: set[int] = set()
-        self._forward_rows: set[int] = set()
-        self._run_rows: set[tuple[int, int]] = set()
-        self._margins: dict[int, int] = {}
+        self._cuts = Cuts(
+            links=planner.links,
+            budget_bytes=budget_bytes,
+            kept=planner.kept,
+            dropped=planner.dropped,
+            horizon=self._horizon,
+        )
 
     def run(self) -> Solution | None:
         if self._planner.floor_bytes() > self._budget_bytes:
@@ -240,7 +243,7 @@ class _Search:
         """Look near the best plan, among other values to keep and then among other turns to make them again at."""
         if self._best is None or self._is_done():
             return
-        for better in self._neighbours().improved(self._best):
+        for better in Neighbours(self._cuts, self._planner.expander, self._end).improved(self._best):
             self._take(better, "some values decided again")
             if self._is_done():
                 return
@@ -253,8 +256,8 @@ class _Search:
         count = len(self._problem.backward)
         peaks = self._planner.unplanned.peaks
         worst = max(range(count), key=lambda place: peaks[place])
-        self._stages = {0, worst, *(count * part // _FIRST_STAGES for part in range(_FIRST_STAGES))}
-        if not self._any_will_do and not self._is_small and time.monotonic() < self._end:
+        self._cuts.stages |= {0, worst, *(count * part // _FIRST_STAGES for part in range(_FIRST_STAGES))}
+        if not self._any_will_do and not self._cuts.is_small and time.monotonic() < self._end:
             planner = self._planner
             self._bounding = Bounding(
                 planner.links,
@@ -266,11 +269,6 @@ class _Search:
             ).start()
 
     @property
-    def _is_small(self) -> bool:
-        """Whether every round can do without a horizon, so that its bound holds for all schedules."""
-        return len(self._stages) * len(self._planner.links.all) < _SMALL_PROGRAM
-
-    @property
     def _bound_us(self) -> float:
         """No schedule adds less, as far as is known."""
         if self._bounding is None:
@@ -279,16 +277,18 @@ class _Search:
 
     def _round(self) -> bool:
         """Solve, walk, cut. False: nothing more to learn."""
-        is_small = self._is_small
-        answer, bound_us = self._solve_stages(is_small)
-        if is_small and not self._margins:
+        holds_for_all = self._cuts.is_small and not self._cuts.margins
+        answer, bound_us = self._solve_stages()
+        if holds_for_all:
             self._known_bound_us = max(self._known_bound_us, bound_us + self._problem.least_own_us)
         if answer is None:
             return False
         expansion = self._tried(answer)
         if expansion.peak_bytes <= self._budget_bytes:
             return False
-        return self._cut(expansion)
+        if not self._cuts.cut(expansion):
+            self._cuts.widen_margins(expansion)
+        return True
 
     def _least_us(self) -> float:
         """What no plan is below at any budget: every turn the fastest way, and kept or overwritten as is better."""
@@ -298,9 +298,9 @@ class _Search:
 
     def _tried(self, answer: StagedAnswer) -> Expansion:
         """Walk an answer; if it is over the budget, repair what is by dropping more."""
-        choice = self._choice(answer)
+        choice = self._cuts.choice(answer)
         expansion = self._planner.expander.expand(choice.wanted, choice.made_early, choice.chosen)
-        self._take(expansion, f"{len(self._stages)} stages")
+        self._take(expansion, f"{len(self._cuts.stages)} stages")
         if expansion.peak_bytes > self._budget_bytes:
             planner = self._planner
             repaired = greedy(
@@ -311,10 +311,10 @@ class _Search:
                 start=choice,
                 end=max(self._end, time.monotonic() + _LEAST_REPAIR_S),
             )
-            self._take(repaired, f"{len(self._stages)} stages, repaired")
-            fitted = self._windows(time.monotonic() + _LONGEST_FIT_S).fitted(expansion, sorted(self._stages))
+            self._take(repaired, f"{len(self._cuts.stages)} stages, repaired")
+            fitted = self._windows(time.monotonic() + _LONGEST_FIT_S).fitted(expansion, sorted(self._cuts.stages))
             if fitted is not None:
-                self._take(fitted, f"{len(self._stages)} stages, fitted")
+                self._take(fitted, f"{len(self._cuts.stages)} stages, fitted")
         return expansion
 
     def _windows(self, end: float) -> Windows:
@@ -334,75 +334,16 @@ class _Search:
         """How many ranks back a run may be; two for an operation."""
         return 2 * max(_LEAST_HORIZON, int(_HORIZON_SHARE * len(self._problem.forward)))
 
-    def _neighbours(self) -> Neighbours:
-        return Neighbours(
-            links=self._planner.links,
-            expander=self._planner.expander,
-            program=lambda start: self._program(start, is_small=False),
-            stages=lambda: sorted(self._stages),
-            cut=self._cut,
-            budget_bytes=self._budget_bytes,
-            end=self._end,
-        )
-
-    def _program(self, start: Expansion | None, *, is_small: bool) -> StagedProgram:
-        return StagedProgram(
-            self._planner.links,
-            budget_bytes=self._budget_bytes,
-            stages=sorted(self._stages),
-            forward_rows=sorted(self._forward_rows),
-            run_rows=sorted(self._run_rows),
-            margins=self._margins,
-            kept=self._planner.kept,
-            dropped=self._planner.dropped,
-            horizon=None if is_small else self._horizon,
-            start=start,
-        )
-
-    def _solve_stages(self, is_small: bool) -> tuple[StagedAnswer | None, float]:
-        program = self._program(None if is_small else self._best, is_small=is_small)
+    def _solve_stages(self) -> tuple[StagedAnswer | None, float]:
+        program = self._cuts.program(self._best)
         remaining_s = self._end - time.monotonic()
-        answer, bound_us = program.solve(
-            time_limit_s=min(remaining_s, _LONGEST_SOLVE_S),
-            gap=_ROUND_GAP,
-        )
+        answer, bound_us = program.solve(time_limit_s=min(remaining_s, _LONGEST_SOLVE_S), gap=_ROUND_GAP)
         self._say(
-            f"{len(self._stages)} stages, {program.size[0]} variables: "
+            f"{len(self._cuts.stages)} stages, {program.size[0]} variables: "
             + ("no answer" if answer is None else f"{self._share(answer.extra_us):.2%}")
             + f", bound {self._share(bound_us):.2%}"
         )
         return answer, bound_us
-
-    def _choice(self, answer: StagedAnswer) -> Choice:
-        count = len(self._problem.backward)
-        return with_answer(Choice([0] * count, {}, {}), sorted(self._stages), count, answer)
-
-    def _cut(self, expansion: Expansion) -> bool:
-        """Cut stages and add rows at the worst turn of every stretch that is over the budget."""
-        known = (len(self._stages), len(self._run_rows), len(self._forward_rows))
-        budget_bytes = self._budget_bytes
-        forward = [place for place, peak in enumerate(expansion.forward_peaks) if peak > budget_bytes]
-        if forward:
-            self._forward_rows.add(max(forward, key=lambda place: expansion.forward_peaks[place]))
-        for stretch in _stretches([place for place, peak in enumerate(expansion.peaks) if peak > budget_bytes]):
-            worst = max(stretch, key=lambda place: expansion.peaks[place])
-            is_new = worst not in self._stages
-            self._stages.add(worst)
-            if expansion.highest[worst] != expansion.backward[worst][-1].operation:
-                self._run_rows.add((worst, expansion.highest[worst]))
-                is_new = False
-            if not is_new and worst + 1 < len(self._problem.backward):
-                self._stages.add(worst + 1)
-        if known == (len(self._stages), len(self._run_rows), len(self._forward_rows)):
-            return self._widen_margins(expansion)
-        return True
-
-    def _widen_margins(self, expansion: Expansion) -> bool:
-        """What the rows cannot say exactly is left free as a margin: the bound no longer speaks of it."""
-        for place, peak in enumerate(expansion.peaks):
-            if peak > self._budget_bytes and place in self._stages:
-                self._margins[place] = self._margins.get(place, 0) + peak - self._budget_bytes
-        return True
 
     def _take(self, expansion: Expansion, origin: str) -> None:
         """Keep a plan if it fits and is the fastest so far."""
@@ -440,16 +381,4 @@ class _Search:
         if self._report is not None:
             slowdown = None if self._best is None else self._share(self._best.extra_us)
             bound = self._share(self._bound_us)
-            self._report(Found(seconds=seconds, slowdown=slowdown, bound=bound, stages=len(self._stages)))
-
-
-def _stretches(places: list[int]) -> Iterator[list[int]]:
-    """Runs of neighbouring turns; a gap of two does not part them."""
-    stretch: list[int] = []
-    for place in places:
-        if stretch and place - stretch[-1] > 3:
-            yield stretch
-            stretch = []
-        stretch.append(place)
-    if stretch:
-        yield stretch
+            self._report(Found(seconds=seconds, slowdown=slowdown, bound=bound, stages=len(self._cuts.stages)))
