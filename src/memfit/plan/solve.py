@@ -243,7 +243,8 @@ class _Search:
         """Look near the best plan, among other values to keep and then among other turns to make them again at."""
         if self._best is None or self._is_done():
             return
-        for better in Neighbours(self._cuts, self._planner.expander, self._end).improved(self._best):
+        near = Neighbours(self._cuts, self._planner.expander, self._end)
+        for better in () if self._cuts.is_small else near.improved(self._best):  # small programs are solved whole
             self._take(better, "some values decided again")
             if self._is_done():
                 return
