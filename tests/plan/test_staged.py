@@ -212,7 +212,7 @@ def test_what_is_not_free_stays_as_it_is(case: Case, percent: int, free: int) ->
     assert answer is not None
     assert answer.extra_us + problem.least_own_us <= schedule.extra_us + 1e-6
     for stage, live in zip(stages, answer.live, strict=True):
-        assert (live ^ schedule.live[stage]) & program._useful()[stages.index(stage)] & links.values & ~free == 0
+        assert (live ^ schedule.live[stage]) & program._stages.useful()[stages.index(stage)] & links.values & ~free == 0
 
 
 @given(trainings(Features(several_outputs=True, workspaces=True)))

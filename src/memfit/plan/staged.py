@@ -22,6 +22,7 @@ from memfit.plan.expand import Expansion
 from memfit.plan.linear import Answer, LinearProgram
 from memfit.plan.links import Link, Links
 from memfit.plan.problem import Turn, numbers
+from memfit.plan.stages import Stages, Window
 
 _UNIT = float(2**20)  # bytes in the units of memory rows: solvers like numbers near 1
 
@@ -34,15 +35,6 @@ class StagedAnswer:
     made: tuple[int, ...]
     extra_us: float
     chosen: Mapping[int, int]  # by turn that has several ways: the number of the way it goes
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Window:
-    """A part of the backward pass, planned by itself between what is fixed."""
-
-    end: int  # the turn after its last one
-    before: int | None  # values there may be when it begins; None: it begins the pass, and that is to be chosen
-    after: int  # values that must be there when it ends
 
 
 class StagedProgram:
@@ -68,7 +60,7 @@ class StagedProgram:
         self._problem = links.problem
         self._window = window or Window(len(links.problem.backward), None, 0)
         self._budget_bytes = budget_bytes
-        self._stages = sorted(stages)
+        self._stages = Stages(links, sorted(stages), self._window)
         self._margins = margins or {}
         self._horizon = horizon
         self._start = start
@@ -115,9 +107,9 @@ class StagedProgram:
             for variable in required.values():
                 point[variable] = 1.0
         for stage in range(len(self._stages)):
-            ran = self._ran(expansion, stage)
+            ran = self._stages.ran(expansion, stage)
             for number, variable in self._live[stage].items():
-                point[variable] = float(expansion.live[self._stages[stage]] >> number & 1)
+                point[variable] = float(expansion.live[self._stages.first[stage]] >> number & 1)
             for link, variable in self._runs[stage]:
                 point[variable] = float(link.own in ran)
         for stage in range(len(self._stages)):  # what is held goes by what lives in the stage after it
@@ -144,7 +136,7 @@ class StagedProgram:
         return fixed
 
     def _build(self) -> None:
-        useful = self._useful()
+        useful = self._stages.useful()
         for stage in range(len(self._stages)):
             self._add_variables(stage, useful[stage])
         if self._window.after:
@@ -168,36 +160,10 @@ class StagedProgram:
         """The variables of what lives when a stage is over."""
         return self._live[stage + 1] if stage + 1 < len(self._live) else {}
 
-    def _turns(self, stage: int) -> range:
-        end = self._stages[stage + 1] if stage + 1 < len(self._stages) else self._window.end
-        return range(self._stages[stage], end)
-
-    def _useful(self) -> list[int]:
-        """By stage: values that a turn from then on reads, or that help to make one."""
-        useful = [0] * len(self._stages)
-        reads = self._window.after
-        for stage in range(len(self._stages) - 1, -1, -1):
-            for turn in self._turns(stage):
-                for way in self._problem.backward[turn].ways:
-                    reads |= way.needs
-            useful[stage] = reads = self._ancestors(reads)
-        return useful
-
-    def _ancestors(self, values: int) -> int:
-        found = waiting = values
-        while waiting:
-            number = waiting.bit_length() - 1
-            waiting ^= 1 << number
-            for link in self._links.making.get(number, ()):
-                fresh = link.needs & ~found
-                found |= fresh
-                waiting |= fresh
-        return found
-
     def _add_variables(self, stage: int, useful: int) -> None:
         program, problem = self.program, self._problem
         reads = self._window.after
-        for turn in problem.backward[self._stages[stage] : self._window.end]:
+        for turn in problem.backward[self._stages.first[stage] : self._window.end]:
             reads |= turn.ways[0].needs
         begins = stage == 0 and self._window.before is None
         possible = useful & self._links.values
@@ -215,7 +181,7 @@ class StagedProgram:
         self._live.append(live)
         runs = [
             (link, program.variable(link.fresh_us if self._is_read_in(stage, link) else link.time_us))
-            for link in self._runnable(stage)
+            for link in self._stages.runnable(stage, self._horizon, self._start)
         ]
         makes: dict[int, list[int]] = {}
         for link, variable in runs:
@@ -226,34 +192,7 @@ class StagedProgram:
 
     def _is_read_in(self, stage: int, link: Link) -> bool:
         """Whether a turn of the stage reads what a run of it would write over; a bound need not know."""
-        return self._horizon is not None and bool(link.overwrites & self._reads(self._turns(stage)))
-
-    def _runnable(self, stage: int) -> list[Link]:
-        """Ways that can help the turns from a stage on; with a horizon, those not too far before what is read soon."""
-        if self._horizon is None:
-            reads = self._window.after | self._reads(range(self._stages[stage], self._window.end))
-            reachable = self._ancestors(reads)
-            return [link for link in self._links.all if link.makes & reachable]
-        own = self._reads(self._turns(stage))
-        is_last = stage + 1 == len(self._stages)
-        soon = own | (self._window.after if is_last else self._reads(self._turns(stage + 1)))
-        reachable = self._ancestors(soon)
-        links = [link for link in self._links.all if link.makes & reachable]
-        first = min((link.rank for link in links if link.makes & soon), default=0)
-        known = set() if self._start is None else self._ran(self._start, stage)
-        near = {link.own for link in links if link.rank >= first - self._horizon}
-        return [link for link in self._links.all if link.own in near or link.own in known]
-
-    def _ran(self, expansion: Expansion, stage: int) -> set[int]:
-        """The operations that a schedule runs in a stage."""
-        return {way.operation for place in self._turns(stage) for way in expansion.backward[place]}
-
-    def _reads(self, turns: range) -> int:
-        reads = 0
-        for turn in turns:
-            for way in self._problem.backward[turn].ways:
-                reads |= way.needs
-        return reads
+        return self._horizon is not None and bool(link.overwrites & self._stages.reads(self._stages.turns(stage)))
 
     def _there(self, stage: int, number: int) -> dict[int, float]:
         """Terms that add up to at least one if a value is there in a stage."""
@@ -265,7 +204,7 @@ class StagedProgram:
     def _need_rows(self, stage: int) -> None:
         program = self.program
         always = 0
-        for place in self._turns(stage):
+        for place in self._stages.turns(stage):
             turn = self._problem.backward[place]
             if len(turn.ways) == 1:
                 always |= turn.ways[0].needs
@@ -306,7 +245,7 @@ class StagedProgram:
 
     def _memory_rows(self, stage: int) -> None:
         """The start of a stage, and the run of its first turn."""
-        place = self._stages[stage]
+        place = self._stages.first[stage]
         turn = self._problem.backward[place]
         room = self._budget_bytes - self._margins.get(place, 0)
         sizes = self._problem.sizes
@@ -321,7 +260,7 @@ class StagedProgram:
             for variable in self._makes[stage].get(number, ()):
                 terms[variable] = terms.get(variable, 0.0) - sizes[number] / _UNIT
         held = self._hold(stage)
-        if len(self._turns(stage)) == 1 and held:  # all runs of such a stage come before its only turn
+        if len(self._stages.turns(stage)) == 1 and held:  # all runs of such a stage come before its only turn
             held = self._after(stage)
         counted = needed | read_later
         for number, variables in self._needed_by_some(place, turn, counted).items():
@@ -346,7 +285,7 @@ class StagedProgram:
     def _read_by_others(self, stage: int) -> int:
         """What the later turns of a stage read for certain."""
         reads = 0
-        for later in self._turns(stage)[1:]:
+        for later in self._stages.turns(stage)[1:]:
             ways = self._problem.backward[later].ways
             reads |= ways[0].needs if len(ways) == 1 else 0
         return reads
@@ -384,7 +323,7 @@ class StagedProgram:
         Runs go in the order of the forward pass: earlier values that are wanted afterwards are there
         already, later ones only if they lived through.
         """
-        stage = self._stages.index(place)
+        stage = self._stages.first.index(place)
         problem, sizes = self._problem, self._problem.sizes
         way = problem.way(operation)
         found = [variable for link, variable in self._runs[stage] if operation in link.operations]

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from memfit.plan.choice import choice_of, with_answer
 from memfit.plan.expand import Expander, Expansion
 from memfit.plan.links import Links
-from memfit.plan.staged import StagedProgram, Window
+from memfit.plan.staged import StagedProgram
+from memfit.plan.stages import Window
 
 _MOST_STAGES = 16  # of a window
 _MOST_CUTS = 6  # rounds of a window
