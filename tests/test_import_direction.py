@@ -30,13 +30,26 @@ DATA = {
     "_memory_events",
     "machine",
     "malloc",
+    "kept",
 }
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
 PIPELINE = {"describe", "recipe", "prepare", "pipeline"}
 BELOW_API = (
     BELOW_CAPTURE
     | PIPELINE
-    | {"plan", "estimate", "capture", "execute", "remembered", "layout", "ways", "runner", "regions", "unplanned"}
+    | {
+        "plan",
+        "estimate",
+        "capture",
+        "execute",
+        "remembered",
+        "trial",
+        "layout",
+        "ways",
+        "runner",
+        "regions",
+        "unplanned",
+    }
 )
 BELOW_STEP = BELOW_API | {"api", "prove"}
 BELOW_REPORT = BELOW_STEP | {"step", "multilevel", "distributed", "integrations", "zoo"}
@@ -56,6 +69,7 @@ MAY_IMPORT = {
     "_memory_events": set(),
     "machine": set(),
     "malloc": set(),
+    "kept": {"files"},
     "display": set(),
     "spelling": set(),
     "_torch": DATA,
@@ -71,9 +85,10 @@ MAY_IMPORT = {
     "pipeline": BELOW_CAPTURE | {"plan", "capture", "execute", "describe", "recipe", "prepare"},
     "unplanned": BELOW_CAPTURE | PIPELINE | {"plan", "estimate", "capture", "execute"},
     "remembered": BELOW_CAPTURE | {"plan", "capture", "describe", "recipe"},
-    "layout": BELOW_CAPTURE | {"plan", "capture", "describe", "recipe", "prepare"},
+    "trial": BELOW_CAPTURE | {"capture", "execute", "describe", "recipe"},
+    "layout": BELOW_CAPTURE | {"plan", "capture", "describe", "recipe", "prepare", "trial"},
     "ways": BELOW_CAPTURE | {"plan", "recipe"},
-    "runner": BELOW_CAPTURE | PIPELINE | {"plan", "capture", "execute", "remembered", "layout", "ways"},
+    "runner": BELOW_CAPTURE | PIPELINE | {"plan", "capture", "execute", "remembered", "trial", "layout", "ways"},
     "regions": BELOW_CAPTURE | PIPELINE | {"plan", "capture", "execute", "runner"},
     "api": BELOW_API,
     "prove": BELOW_API | {"api"},

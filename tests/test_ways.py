@@ -1,9 +1,12 @@
 import dataclasses
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from memfit.errors import InfeasibleBudget
+from memfit.ops.stretch import PREFIX
 from memfit.recipe import EXACT, Recipe, with_kernels
 from memfit.ways import best_way
 
@@ -18,6 +21,25 @@ class FakePlan:
     times_measured: bool = True
     was_interrupted: bool = False
     allow: tuple[str, ...] = ()
+    seconds: float | None = None  # of its steps
+    compiled: float = 0.5  # of the unplanned step's time
+    step_us: float = 100.0
+
+    @property
+    def step(self) -> Any:
+        own, stretch = (SimpleNamespace(target=target) for target in ("aten.mm", f"{PREFIX}:one"))
+        return SimpleNamespace(
+            graph=SimpleNamespace(operations=[own, stretch] if self.compiled else [own]),
+            time_us=[(1 - self.compiled) * self.step_us, 1.0],
+        )
+
+
+def interrupted(_plans: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def seconds_of(plans: Sequence[Any]) -> list[float] | None:
+    return None if None in [plan.seconds for plan in plans] else [plan.seconds for plan in plans]
 
 
 def tried(plans: dict[tuple[str, ...], Any], recipe: Recipe) -> tuple[Any, list[tuple[str, ...]]]:
@@ -31,7 +53,7 @@ def tried(plans: dict[tuple[str, ...], Any], recipe: Recipe) -> tuple[Any, list[
             raise made
         return dataclasses.replace(made, allow=way.allow)
 
-    return best_way(recipe, make, lambda plan: plan), asked
+    return best_way(recipe, make, lambda plan: plan, seconds_of), asked
 
 
 def recipe(allow: tuple[str, ...] = OWN_LAYOUT, budget: Any = 1000) -> Recipe:
@@ -49,6 +71,45 @@ def test_the_faster_of_two_is_taken_where_the_compiled_one_is_slow(eager, expect
     taken, asked = tried({OWN_LAYOUT: FakePlan(0.10), EXACT: FakePlan(eager)}, recipe())
     assert asked == [OWN_LAYOUT, EXACT]
     assert taken.allow == expected
+
+
+@pytest.mark.parametrize(
+    ("compiled", "eager", "expected"),
+    [
+        pytest.param(FakePlan(0.10, seconds=1.0), FakePlan(0.02, seconds=1.2), OWN_LAYOUT, id="predictions are close"),
+        pytest.param(FakePlan(0.30, seconds=1.0), FakePlan(0.02, seconds=1.2), EXACT, id="predictions are clear"),
+        pytest.param(
+            FakePlan(0.10, seconds=1.0, compiled=0.01),
+            FakePlan(0.02, seconds=1.2, compiled=0.0),
+            EXACT,
+            id="little is compiled",
+        ),
+        pytest.param(FakePlan(0.10), FakePlan(0.02, seconds=1.2), EXACT, id="no steps can be run"),
+        pytest.param(
+            FakePlan(0.10, seconds=1.0), FakePlan(0.02, seconds=1.2, times_measured=False), EXACT, id="one is estimated"
+        ),
+    ],
+)
+def test_steps_decide_where_predictions_may_be_the_wrong_way_round(compiled, eager, expected):
+    taken, _ = tried({OWN_LAYOUT: compiled, EXACT: eager}, recipe())
+    assert taken.allow == expected
+
+
+@pytest.mark.parametrize("changed", [{"was_interrupted": True}, {"step_us": 6e6}])
+def test_no_steps_are_run_that_would_keep_somebody_waiting(changed):
+    quick = {"seconds": 1.0, "step_us": 4e6}
+    plans = {OWN_LAYOUT: FakePlan(0.10, **quick), EXACT: FakePlan(0.02, seconds=1.2, step_us=4e6)}
+    assert tried(plans, recipe())[0].allow == OWN_LAYOUT
+    plans[EXACT] = dataclasses.replace(plans[EXACT], **changed)
+    assert tried(plans, recipe())[0].allow == EXACT
+
+
+def test_ctrl_c_while_steps_run_leaves_the_plans():
+    plans = {OWN_LAYOUT: FakePlan(0.10), EXACT: FakePlan(0.02)}
+    taken = best_way(
+        recipe(), lambda way: dataclasses.replace(plans[way.allow], allow=way.allow), lambda plan: plan, interrupted
+    )
+    assert taken.allow == EXACT
 
 
 def test_the_lower_of_two_is_taken_where_the_smallest_is_asked_for():

@@ -6,28 +6,25 @@ Note [Seen in steps]
     way, in turns, with the model's own operators. They leave nothing behind.
 """
 
-import contextlib
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memfit.capture.layout import ChannelsLast
-from memfit.capture.rehearse import nothing_remains, step
+from memfit.capture.rehearse import nothing_remains
 from memfit.capture.sample import Sample
-from memfit.describe import device_of, is_fake
 from memfit.errors import first_line
 from memfit.ir import OptimizerMemory
 from memfit.prepare import Traced, could_run_here, traced_as_eager
 from memfit.recipe import Recipe, without_channels_last
+from memfit.trial import can_run_steps, step_seconds
 
 log = logging.getLogger(__name__)
 
-_WORTH_IT = 0.95  # of the time; above that the copies at both ends may take it back
+_WORTH_IT = 0.88  # of the time; above that fused kernels and plans in the model's own layout may be the faster ones
 _CLEAR = 0.1  # away from that, one pair is enough
 _PAIRS, _SECONDS = 3, 3.0
 
@@ -37,7 +34,7 @@ def with_layout(
 ) -> tuple[Recipe, Traced | None]:
     """A recipe with the layout that is faster here, and the step as the eager run has it, if that is another one."""
     plain = without_channels_last(recipe)
-    if not recipe.channels_last or not _can_be_tried(model, sample, recipe):
+    if not recipe.channels_last or not _has_convolutions(model) or not can_run_steps(model, sample, recipe):
         return plain, None
     unplanned = traced_as_eager(model, sample, recipe, with_hooks=with_hooks)
     assert unplanned is not None
@@ -50,14 +47,6 @@ def _has_convolutions(model: nn.Module) -> bool:
     return any(isinstance(each, nn.Conv2d | nn.ConvTranspose2d) for each in model.modules())
 
 
-def _can_be_tried(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:
-    """Whether steps can be run that leave nothing behind, and speed is what is wished for."""
-    hooks = (model._forward_hooks, model._forward_pre_hooks, model._backward_hooks, model._backward_pre_hooks)
-    updated = any(getattr(each, "_post_accumulate_grad_hooks", None) for each in model.parameters())
-    is_real = recipe.device is None and not is_fake(model, sample)
-    return is_real and recipe.budget != "smallest" and _has_convolutions(model) and not any(hooks) and not updated
-
-
 def _is_worth_it(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:
     """See Note [Seen in steps]."""
     own_s: list[float] = []
@@ -65,9 +54,10 @@ def _is_worth_it(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:
     with nothing_remains(model, sample), torch.enable_grad():
         end = time.monotonic() + _SECONDS
         while len(own_s) < 2 or (_is_unclear(own_s, laid_out_s) and len(own_s) <= _PAIRS and time.monotonic() < end):
-            own_s.append(_seconds(model, sample, recipe, channels_last=False))
+            own_s.append(step_seconds(model, sample, recipe))
             try:
-                laid_out_s.append(_seconds(model, sample, recipe, channels_last=True))
+                with ChannelsLast():
+                    laid_out_s.append(step_seconds(model, sample, recipe))
             except Exception as error:  # `view` on what lies otherwise than the model expects
                 log.info("channels last are not for this model: %s", first_line(error))
                 return False
@@ -82,23 +72,3 @@ def _ratio(own_s: Sequence[float], laid_out_s: Sequence[float]) -> float:
 
 def _is_unclear(own_s: Sequence[float], laid_out_s: Sequence[float]) -> bool:
     return abs(_ratio(own_s, laid_out_s) - _WORTH_IT) < _CLEAR
-
-
-def _seconds(model: nn.Module, sample: Sample, recipe: Recipe, *, channels_last: bool) -> float:
-    own = _own_copy(sample)
-    start = time.perf_counter()
-    with ChannelsLast() if channels_last else contextlib.nullcontext():
-        step(model, own, seed=0, backward_from=recipe.backward_from)
-    if device_of(model).startswith("cuda"):
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
-def _own_copy(sample: Sample) -> Sample:
-    """Without the graph that led to it, and in memory of its own: a forward may write into what it is given."""
-    copied: Any = pytree.tree_map_only(
-        torch.Tensor,
-        lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad),
-        (sample.args, dict(sample.kwargs)),
-    )
-    return Sample(*copied)

@@ -10,7 +10,7 @@ Note [Other shapes]
 import dataclasses
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,6 +42,7 @@ from memfit.prepare import (
 )
 from memfit.recipe import Recipe
 from memfit.remembered import can_run_as_planned, folder_of, keep_plan, kept_plans, place_in
+from memfit.trial import seconds_by_call
 from memfit.units import format_bytes
 from memfit.ways import best_way
 
@@ -83,7 +84,10 @@ class Runner:
             assert runner.plan is not None
             return _First(runner, runner.plan, call)
 
-        runner, plan, call = best_way(recipe, made, lambda each: each.plan)
+        def seconds_of(ways: Sequence["_First"]) -> list[float] | None:
+            return seconds_by_call(model, example, recipe, [each.call for each in ways])
+
+        runner, plan, call = best_way(recipe, made, lambda each: each.plan, seconds_of)
         self._begin(plan)
         self.searches, self.quiet = runner.searches, runner.quiet
         if runner.place is not None and runner.graph is not None and can_run_as_planned(runner.graph, plan.program):

@@ -70,7 +70,19 @@ def step(
     """Forward and backward; the outputs that gradients started from."""
     drop_gradients(model, sample)
     torch.manual_seed(seed)
-    tensors, _ = take_apart(model(*sample.args, **sample.kwargs))
+    outputs = [model(*sample.args, **sample.kwargs)]
+    return differentiate(outputs, seed=seed, backward_from=backward_from, before_backward=before_backward)
+
+
+def differentiate(
+    outputs: list[Any],
+    *,
+    seed: int,
+    backward_from: str = "auto",
+    before_backward: Callable[[], None] | None = None,
+) -> list[torch.Tensor]:
+    """The backward pass from what a forward returned, the one item of a list, which is emptied: nobody holds it."""
+    tensors, _ = take_apart(outputs.pop())
     starts = [tensors[index] for index in differentiated(tensors, backward_from)]
     del tensors
     loss = starts[0] if len(starts) == 1 and starts[0].dim() == 0 else _Loss.apply(seed, *starts)

@@ -50,9 +50,17 @@ class Joint:
     @property
     def changes_arguments(self) -> bool:
         """Whether the forward writes into what it is given, beside parameters and buffers."""
+        return "PlainAOTInput" in self._changed_kinds
+
+    @property
+    def changes_parameters(self) -> bool:
+        """Whether the forward writes into parameters, as that of a momentum encoder does."""
+        return "ParamAOTInput" in self._changed_kinds
+
+    @property
+    def _changed_kinds(self) -> set[str]:
         results = self.graph_module.graph.output_node().meta["desc"]
-        changed = [getattr(description, "mutated_input", None) for description in results]
-        return any(type(description).__name__ == "PlainAOTInput" for description in changed)
+        return {type(getattr(description, "mutated_input", None)).__name__ for description in results}
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from memfit.cli import demo, estimate, frontier, plan, prove, report, zoo
+from memfit.cli import cache, demo, estimate, frontier, plan, prove, report, zoo
 from memfit.cli.streams import INTERRUPTED
 from memfit.errors import InfeasibleBudget, MemfitError
 from memfit.report.breakdown import printable
@@ -142,6 +142,12 @@ app.command(
     epilog=report.EXAMPLES,
 )(report.report)
 app.add_typer(zoo.app, name="zoo", short_help="Plans that are there already.")
+app.command(
+    name="cache",
+    short_help="What is kept on disk, and how to remove it.",
+    help=cache.HELP,
+    epilog=cache.EXAMPLES,
+)(cache.cache)
 app.command(
     name="demo",
     short_help="ResNet-50 and GPT-2 in half of their activation memory, in a minute.",

@@ -330,6 +330,11 @@ def _children(modules: list[nn.Module]) -> list[tuple[nn.Module | None, ...]]:
     return [(*module._modules.values(),) for module in modules]
 
 
+def states_of(model: nn.Module) -> list[torch.Tensor]:
+    """What captured calls of a module take beside the arguments."""
+    return _parts(model)[1]
+
+
 def _parts(model: nn.Module) -> tuple[list[nn.Module], list[torch.Tensor]]:
     """All modules, and all parameters, then all buffers, in the order captured calls take them.
 

@@ -36,6 +36,7 @@ class CompiledCall:
         self._keywords = _torch.keywords_of(joint.export)
         self._differentiated = joint.differentiated
         self._guarded = joint.undifferentiated
+        self.changes_only_buffers = not joint.changes_arguments and not joint.changes_parameters
         self._run = _compile(joint, graph, program or unplanned_program(graph), around_backward)
 
     def __call__(self, states: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Any:

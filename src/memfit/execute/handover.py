@@ -73,7 +73,7 @@ def taking(loss: torch.Tensor, parameters: Sequence[nn.Parameter], take: Take) -
     calls: dict[Any, set[nn.Parameter]] = defaultdict(set)
     for parameter in parameters:
         nodes = sources.get(parameter, [])
-        if len(set(nodes)) == 1 and len(nodes) <= _MOST_EDGES and not _is_watched(parameter):
+        if len(set(nodes)) == 1 and len(nodes) <= _MOST_EDGES and not is_watched(parameter):
             calls[nodes[0]].add(parameter)
     _TAKING.update({node: _Taking(take, wanted) for node, wanted in calls.items()})
     try:
@@ -168,7 +168,7 @@ def _sources(loss: torch.Tensor) -> dict[nn.Parameter, list[Any]]:
     return sources
 
 
-def _is_watched(parameter: nn.Parameter) -> bool:
+def is_watched(parameter: nn.Parameter) -> bool:
     """Whether somebody else wants to see the gradient."""
     hooks: Any = parameter
     return bool(hooks._backward_hooks or hooks._post_accumulate_grad_hooks)

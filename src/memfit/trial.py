@@ -1,0 +1,103 @@
+"""How long real steps of a model take in one way or another. They leave nothing behind.
+
+Note [Nobody notices]
+    Captured calls take parameters, buffers and arguments as they are given. They are given others that share their
+    memory: so gradients come to those, and hooks on parameters, which may count or wait for other ranks, are not
+    called. The strides stay, for which kernels were compiled. Calls that write into parameters or arguments are not
+    tried.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from memfit.capture.rehearse import differentiate, nothing_remains, step
+from memfit.capture.sample import Sample
+from memfit.describe import device_of, is_fake
+from memfit.errors import first_line
+from memfit.execute.attach import states_of
+from memfit.execute.compiled import CompiledCall
+from memfit.execute.handover import is_watched
+from memfit.recipe import Recipe
+
+log = logging.getLogger(__name__)
+
+_ROUNDS = 3  # the first of each warms up
+
+
+def can_run_steps(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:
+    """Whether steps can be run that leave nothing behind, and speed is what is wished for."""
+    hooks = (model._forward_hooks, model._forward_pre_hooks, model._backward_hooks, model._backward_pre_hooks)
+    updated = any(is_watched(each) for each in model.parameters())
+    is_real = recipe.device is None and not is_fake(model, sample)
+    return is_real and recipe.budget != "smallest" and not any(hooks) and not updated
+
+
+def step_seconds(model: nn.Module, sample: Sample, recipe: Recipe) -> float:
+    """Of one step, the way the model runs at the moment."""
+    own = _own_copy(sample)
+    _wait_for(model)
+    start = time.perf_counter()
+    step(model, own, seed=0, backward_from=recipe.backward_from)
+    _wait_for(model)
+    return time.perf_counter() - start
+
+
+def seconds_by_call(
+    model: nn.Module, sample: Sample, recipe: Recipe, calls: Sequence[CompiledCall]
+) -> list[float] | None:
+    """What a step takes by each of some captured calls, of a few steps in turns; None if it cannot be seen."""
+    if not can_run_steps(model, sample, recipe) or not all(call.changes_only_buffers for call in calls):
+        return None
+    seconds: list[list[float]] = [[] for _ in calls]
+    with nothing_remains(model, sample), torch.enable_grad():
+        for _ in range(_ROUNDS):
+            for call, seen in zip(calls, seconds, strict=True):
+                try:
+                    seen.append(_call_seconds(call, model, sample, recipe))
+                except Exception as error:
+                    log.info("ways to run the step are not compared in steps: %s", first_line(error))
+                    return None
+    return [min(seen[1:]) for seen in seconds]
+
+
+def _call_seconds(call: CompiledCall, model: nn.Module, sample: Sample, recipe: Recipe) -> float:
+    """See Note [Nobody notices]."""
+    states, args, kwargs = _sharing_memory((states_of(model), sample.args, dict(sample.kwargs)))
+    torch.manual_seed(0)
+    _wait_for(model)
+    start = time.perf_counter()
+    differentiate([call(states, args, kwargs)], seed=0, backward_from=recipe.backward_from)
+    _wait_for(model)
+    return time.perf_counter() - start
+
+
+def _sharing_memory(tensors: Any) -> Any:
+    """Others with the same memory; what is there twice is once more."""
+    others: dict[int, torch.Tensor] = {}
+
+    def other(tensor: torch.Tensor) -> torch.Tensor:
+        return others.setdefault(id(tensor), tensor.detach().requires_grad_(tensor.requires_grad))
+
+    return pytree.tree_map_only(torch.Tensor, other, tensors)
+
+
+def _wait_for(model: nn.Module) -> None:
+    device = device_of(model)
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)
+
+
+def _own_copy(sample: Sample) -> Sample:
+    """Without the graph that led to it, and in memory of its own: a forward may write into what it is given."""
+    copied: Any = pytree.tree_map_only(
+        torch.Tensor,
+        lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad),
+        (sample.args, dict(sample.kwargs)),
+    )
+    return Sample(*copied)
