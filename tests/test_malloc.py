@@ -21,6 +21,7 @@ print(faults() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_kept_memory_is_found_again_without_page_faults() -> None:
     counts = {}

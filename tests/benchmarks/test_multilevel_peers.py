@@ -31,6 +31,7 @@ def test_a_cycle_of_the_engine_is_a_cycle_of_the_peer(
             assert float((a.detach() - b.detach()).abs().max()) <= 1e-5
 
 
+@pytest.mark.slow
 def test_unrolling_takes_a_fifth_of_the_memory_of_a_kept_graph() -> None:
     cycle, held = plain_unrolling()
     cycle()

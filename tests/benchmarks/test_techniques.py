@@ -26,6 +26,7 @@ def steps(tmp_path):
     return Steps(CASE, tmp_path, time_limit_s=1.0)
 
 
+@pytest.mark.slow
 def test_a_row_saves_what_the_technique_is_for(steps):
     techniques = Techniques(steps)
     inside, disk, planned = (
@@ -39,6 +40,7 @@ def test_a_row_saves_what_the_technique_is_for(steps):
         assert row.time_ratio > 0
 
 
+@pytest.mark.slow
 def test_a_choice_is_held_against_the_fastest_single_technique(steps):
     row = row_of(steps, 0.5)
     assert row.measured_bytes <= row.budget_bytes

@@ -1,12 +1,13 @@
 """Start the ranks of a job as processes of their own, on this machine alone."""
 
-import atexit
+import fcntl
 import functools
 import os
+import shutil
 import socket
 import subprocess
 import sys
-import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -37,13 +38,24 @@ def started(script: str, *arguments: object, world_size: int = 2) -> list[subpro
     ]
 
 
+def filled_once(name: str, fill: Callable[[Path], object]) -> Path:
+    """A folder that is filled once, though several test processes ask; who comes later waits."""
+    jobs = Path(os.environ["MEMFIT_TEST_JOBS"])
+    folder, unfinished = jobs / name, jobs / f"{name} unfinished"
+    with (jobs / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            shutil.rmtree(unfinished, ignore_errors=True)
+            unfinished.mkdir()
+            fill(unfinished)
+            unfinished.rename(folder)
+    return folder
+
+
 @functools.cache
 def ddp_job(world_size: int) -> Path:
-    """The folder that `ddp_job.py` filled; it is run once, though several files ask."""
-    folder = tempfile.TemporaryDirectory()
-    atexit.register(folder.cleanup)
-    run("ddp_job.py", folder.name, world_size=world_size)
-    return Path(folder.name)
+    """The folder that `ddp_job.py` filled."""
+    return filled_once(f"ddp{world_size}", lambda folder: run("ddp_job.py", folder, world_size=world_size))
 
 
 def run(script: str, *arguments: object, world_size: int = 2, timeout_s: float = 240.0) -> list[str]:

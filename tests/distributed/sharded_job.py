@@ -1,17 +1,15 @@
 """Starts the ranks of `one_sharded_rank.py`, once for all tests that look at what they found."""
 
-import atexit
 import functools
 import json
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from launching import filled_once
 from sharded_models import BATCH, Blocks
 
 import memfit
@@ -35,14 +33,18 @@ def run_ranks(folder: Path, cases: tuple[str, ...], ranks: int = 2, seconds: int
     finally:
         job.terminate()
     assert job.returncode == 0, errors[-5000:]
-    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    return _found(folder, ranks)
 
 
 @functools.cache
 def fast_job() -> tuple[Path, list[dict[str, Any]]]:
-    """Everything that the fast tests look at, in one job; a checkpoint of one process lies there before."""
-    folder = Path(tempfile.mkdtemp(prefix="memfit-sharded-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    """Everything that the fast tests look at, in one job."""
+    folder = filled_once("sharded", _fill)
+    return folder, _found(folder, ranks=2)
+
+
+def _fill(folder: Path) -> None:
+    """A checkpoint of one process, and then the ranks."""
     torch.manual_seed(3)
     model = Blocks()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -51,4 +53,8 @@ def fast_job() -> tuple[Path, list[dict[str, Any]]]:
         step(torch.randn(BATCH, 16, 32))
     save_sharded(folder / "from_one", model, optimizer, step=step, extra={"epoch": 3})
     torch.save([each.detach() for each in model.parameters()], folder / "one.pt")
-    return folder, run_ranks(folder, ("policies", "training", "refusals", "checkpoint", "together"))
+    run_ranks(folder, ("policies", "training", "refusals", "checkpoint", "together"))
+
+
+def _found(folder: Path, ranks: int) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
