@@ -4,9 +4,11 @@ import math
 import threading
 import time
 
+import pytest
 from handmade import KIB
 from test_solve import residual
 
+from memfit.plan import bounding as module
 from memfit.plan.bounding import Bounding
 from memfit.plan.solve import Planner
 
@@ -37,3 +39,24 @@ def test_it_ends_when_it_is_stopped() -> None:
     beside.stop()
     assert time.monotonic() - start < 10
     assert threading.active_count() == before
+
+
+def test_a_solver_that_does_not_come_back_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    come_back = threading.Event()
+
+    class Stuck:
+        def __init__(self, *_args: object, **_kwargs: object) -> None: ...
+
+        def solve(self, **_kwargs: object) -> tuple[None, float]:
+            come_back.wait(60)
+            return None, 1.0
+
+    monkeypatch.setattr(module, "StagedProgram", Stuck)
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.1)
+    beside = bounding(Planner(residual(6).problem()), 10**9, 0.1).start()
+    start = time.monotonic()
+    beside.wait()
+    beside.stop()
+    come_back.set()
+    assert time.monotonic() - start < 10
+    beside._thread.join()

@@ -1,6 +1,10 @@
 """A bound on all schedules, found beside the search: the staged program without a horizon, on few stages, then on more.
 
 HiGHS works outside of the interpreter's lock, so that this takes another processor and none of the search's time.
+
+Note [Nobody waits for ever]
+    HiGHS is told when to end and looks at that now and then. Should it not come back, the search ends all the same, with
+    the bound that there is, and a process ends without its thread.
 """
 
 import threading
@@ -11,6 +15,7 @@ from memfit.plan.staged import StagedProgram
 
 _STAGES = (6, 12)
 _GAP = 0.005
+_PATIENCE_S = 20.0  # with HiGHS, after it should have ended
 
 
 class Bounding:
@@ -24,7 +29,7 @@ class Bounding:
         self._worst = worst
         self._end = end
         self._bound_us = 0.0
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> "Bounding":
         self._thread.start()
@@ -37,12 +42,16 @@ class Bounding:
 
     def wait(self) -> None:
         """Until it can become no better, or time is up."""
-        self._thread.join()
+        self._join(self._end)
 
     def stop(self) -> None:
         """End what is going on; the bound stays."""
         self._end = 0.0
-        self._thread.join()
+        self._join(time.monotonic())
+
+    def _join(self, end: float) -> None:
+        """See Note [Nobody waits for ever]."""
+        self._thread.join(max(0.0, end - time.monotonic()) + _PATIENCE_S)
 
     def _is_over(self) -> bool:
         return time.monotonic() >= self._end
