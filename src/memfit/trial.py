@@ -28,6 +28,7 @@ from memfit.recipe import Recipe
 log = logging.getLogger(__name__)
 
 _ROUNDS = 3  # the first of each warms up
+_SECONDS = 3.0  # after which no third one is begun
 
 
 def can_run_steps(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:
@@ -56,7 +57,8 @@ def seconds_by_call(
         return None
     seconds: list[list[float]] = [[] for _ in calls]
     with nothing_remains(model, sample), torch.enable_grad():
-        for _ in range(_ROUNDS):
+        end = time.monotonic() + _SECONDS
+        while len(seconds[-1]) < 2 or (len(seconds[-1]) < _ROUNDS and time.monotonic() < end):
             for call, seen in zip(calls, seconds, strict=True):
                 try:
                     seen.append(_call_seconds(call, model, sample, recipe))

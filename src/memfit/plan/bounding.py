@@ -3,8 +3,8 @@
 HiGHS works outside of the interpreter's lock, so that this takes another processor and none of the search's time.
 
 Note [Nobody waits for ever]
-    HiGHS is told when to end and looks at that now and then. Should it not come back, the search ends all the same, with
-    the bound that there is, and a process ends without its thread.
+    HiGHS is told when to end and looks at that now and then. Should it not come back, the search ends all the same,
+    with the bound that there is, and a process ends without its thread.
 """
 
 import threading
