@@ -58,7 +58,11 @@ _MARK = "point: "  # before what a part hands over, to tell it from what compile
 def main() -> None:
     options = _options()
     limits = Limits(
-        quick=options.quick, plan_s=options.time_limit, setting_s=options.setting_limit, also=tuple(options.also)
+        quick=options.quick,
+        plan_s=options.time_limit,
+        setting_s=options.setting_limit,
+        pairs_s=options.pairs_seconds,
+        also=tuple(options.also),
     )
     cases = {str(case): case for case in (small_cases() if options.small else frontier_cases())}
     if options.one is not None:
@@ -129,6 +133,7 @@ class Benchmark:
     def _points(self, name: str, part: str) -> Iterator[Point]:
         command = [sys.executable, "-W", "ignore", "-m", "benchmarks.frontier", "--one", name, part]
         command += ["--time-limit", str(self.limits.plan_s), "--setting-limit", str(self.limits.setting_s)]
+        command += ["--pairs-seconds", str(self.limits.pairs_s)]
         command += ["--quick"] * self.limits.quick + ["--small"] * self.options.small
         also = _fractions_of_inductor(self.records[name]) if part == COMPILED else []
         command += ["--also", *map(str, also)]
@@ -184,6 +189,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="small models, to try out the benchmark itself")
     parser.add_argument("--time-limit", type=float, default=Limits.plan_s, help="seconds a plan (%(default)s)")
     parser.add_argument("--setting-limit", type=float, default=Limits.setting_s, help="seconds a peer's setting")
+    parser.add_argument("--pairs-seconds", type=float, default=Limits.pairs_s, help="of steps a point (%(default)s)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="JSON file to go on with (%(default)s)")
     parser.add_argument("--also", nargs="*", type=float, default=[], help=argparse.SUPPRESS)
     parser.add_argument("--one", nargs=2, metavar=("CASE", "PART"), help=argparse.SUPPRESS)

@@ -22,7 +22,6 @@ COMPILED_FRACTIONS = (1.0, 0.66, 0.60, 0.50, 0.40, 0.33, 0.25)
 QUICK_COMPILED_FRACTIONS = (1.0, 0.50, 0.33)
 QUICK_FRACTIONS = (0.66, 0.53, 0.40, 0.33)  # those that promises speak of
 PAIRS = 4
-SECONDS = 25.0  # of pairs of steps, where more than those fit in
 
 _planner: Any = memfit  # plan, apply, fit, plan_of and remove; tests put another one here
 
@@ -34,6 +33,7 @@ class Limits:
     quick: bool = False
     plan_s: float = 10.0  # the search; capture and measuring operators come on top
     setting_s: float = 300.0  # one setting of a peer, compiling included
+    pairs_s: float = 25.0  # of pairs of steps a point, where more than a few fit in
     also: tuple[float, ...] = ()  # fractions at which compiled plans are made beside the usual ones
 
     @property
@@ -52,7 +52,7 @@ def part_points(case: Case, part: str, limits: Limits) -> Iterator[Point]:
     elif part == COMPILED:
         yield from compiled_points(subject, limits)
     else:
-        yield from peer_points(part, subject, quick=limits.quick, limit_s=limits.setting_s)
+        yield from peer_points(part, subject, quick=limits.quick, limit_s=limits.setting_s, pairs_s=limits.pairs_s)
 
 
 def eager_run(subject: Subject, *, with_time: bool) -> EagerRun:
@@ -73,7 +73,9 @@ def memfit_points(subject: Subject, limits: Limits) -> Iterator[MemfitPoint]:
         budget = "smallest" if fraction is None else eager.budget_bytes(fraction)
         try:
             plan = _plan(subject, planned, budget, limits)
-            yield MemfitPoint(fraction=fraction, measured=_measured(plan, budget, planned, other, comparison))
+            yield MemfitPoint(
+                fraction=fraction, measured=_measured(plan, budget, planned, other, comparison, limits.pairs_s)
+            )
         except InfeasibleBudget as error:
             yield MemfitPoint(fraction=fraction, reason=first_line(error), is_infeasible=True)
         except Exception as error:  # one budget that fails must not cost the figures of the others
@@ -111,7 +113,7 @@ def _compiled_point(
         plan = _planner.plan_of(planned)
         subject.step(planned)
         first_step_s = time.perf_counter() - start
-        times = interleaved(subject, planned, pairs=PAIRS, seconds=SECONDS)
+        times = interleaved(subject, planned, pairs=PAIRS, seconds=limits.pairs_s)
         return PeerPoint(
             peer=COMPILED,
             setting=setting,
@@ -135,12 +137,12 @@ def _plan(subject: Subject, planned: nn.Module, budget: int | str, limits: Limit
 
 
 def _measured(
-    plan: Any, budget: int | str, planned: nn.Module, subject: Subject, comparison: "_Comparison"
+    plan: Any, budget: int | str, planned: nn.Module, subject: Subject, comparison: "_Comparison", pairs_s: float
 ) -> Measured:
     _planner.apply(plan, planned)
     try:
         differences = comparison.differences(planned)
-        times = interleaved(subject, planned, pairs=PAIRS, seconds=SECONDS)
+        times = interleaved(subject, planned, pairs=PAIRS, seconds=pairs_s)
         return Measured(
             budget_bytes=plan.peak_bytes if isinstance(budget, str) else budget,
             predicted_bytes=plan.peak_bytes,

@@ -6,6 +6,7 @@ plain eager from interleaved runs. What fails or takes too long gives its reason
 
 import contextlib
 import copy
+import functools
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -21,19 +22,18 @@ from benchmarks.measuring import Subject, interleaved, peak_bytes
 from benchmarks.segments import checkpointed, find_runs, segment_sizes, segments, square_root_size
 
 PAIRS = 3
-SECONDS = 25.0  # of pairs of steps, where more than those fit in
 BUDGETS = tuple(tenths / 10 for tenths in range(10, 0, -1))
 ESTIMATORS = ("flops", "profile")  # of what computing again costs, torch.compile's own; the first is its default
 _ONLY_ON_CUDA = {"profile"}  # it runs operators with a clock that is CUDA's
 QUICK_BUDGETS = (1.0, 0.5, 0.2)
 
 
-def peer_points(name: str, subject: Subject, *, quick: bool, limit_s: float) -> Iterator[PeerPoint]:
-    """All points of a peer, one after the other as they are measured."""
+def peer_points(name: str, subject: Subject, *, quick: bool, limit_s: float, pairs_s: float) -> Iterator[PeerPoint]:
+    """All points of a peer, one after the other as they are measured, `pairs_s` seconds of steps each."""
     if name == CHECKPOINT:
-        return _checkpoint_points(subject, quick=quick, limit_s=limit_s)
+        return _checkpoint_points(subject, quick=quick, limit_s=limit_s, pairs_s=pairs_s)
     if name in (AOT_EAGER, INDUCTOR):
-        return _compile_points(name, subject, quick=quick, limit_s=limit_s)
+        return _compile_points(name, subject, quick=quick, limit_s=limit_s, pairs_s=pairs_s)
     raise ValueError(f"no peer is named {name!r}; there are {CHECKPOINT}, {AOT_EAGER} and {INDUCTOR}")
 
 
@@ -50,17 +50,19 @@ def _compile_settings(*, quick: bool) -> list[tuple[float, str]]:
     return [(budget, each) for budget in BUDGETS for each in (run_here if budget < 1 else ESTIMATORS[:1])]
 
 
-def _checkpoint_points(subject: Subject, *, quick: bool, limit_s: float) -> Iterator[PeerPoint]:
+def _checkpoint_points(subject: Subject, *, quick: bool, limit_s: float, pairs_s: float) -> Iterator[PeerPoint]:
     model = copy.deepcopy(subject.model)
     runs = find_runs(model, lambda: subject.case.loss(model, subject.batch))
     for size in [square_root_size(runs)] if quick else segment_sizes(runs):
         wrapped = segments(runs, size)
         setting = f"{len(wrapped) + 1} segments of {size} block{'s' if size > 1 else ''}"
         with checkpointed(wrapped):
-            yield _measured(CHECKPOINT, setting, subject, lambda: model, limit_s)
+            yield _measured(CHECKPOINT, setting, subject, lambda: model, limit_s, pairs_s)
 
 
-def _compile_points(backend: str, subject: Subject, *, quick: bool, limit_s: float) -> Iterator[PeerPoint]:
+def _compile_points(
+    backend: str, subject: Subject, *, quick: bool, limit_s: float, pairs_s: float
+) -> Iterator[PeerPoint]:
     model = copy.deepcopy(subject.model)
 
     def compiled() -> nn.Module:
@@ -77,7 +79,8 @@ def _compile_points(backend: str, subject: Subject, *, quick: bool, limit_s: flo
             enable_autograd_cache=False,  # it does not tell estimators apart
         )
         with wanted, _graphs_compiled() as graphs:
-            yield _measured(backend, setting, subject, compiled, limit_s, lambda: _same(setting, graphs, known))  # noqa: B023
+            same_as = functools.partial(_same, setting, graphs, known)
+            yield _measured(backend, setting, subject, compiled, limit_s, pairs_s, same_as)
 
 
 def _same(setting: str, graphs: set[str], known: dict[frozenset[str], str]) -> str:
@@ -111,6 +114,7 @@ def _measured(
     subject: Subject,
     make_model: Callable[[], nn.Module],
     limit_s: float,
+    pairs_s: float,
     same_as: Callable[[], str] = str,
 ) -> PeerPoint:
     """One point; of a setting that is the same as one before, which `same_as` says after its first step, only that."""
@@ -123,7 +127,7 @@ def _measured(
             if before := same_as():
                 return PeerPoint(peer=peer, setting=setting, reason=f"{SAME_GRAPHS} as at {before}")
             peak = peak_bytes(subject, model)
-            times = interleaved(subject, model, pairs=PAIRS, seconds=SECONDS)
+            times = interleaved(subject, model, pairs=PAIRS, seconds=pairs_s)
     except _TooLong:
         return PeerPoint(peer=peer, setting=setting, reason=f"not done after {limit_s:.0f} s")
     except Exception as error:  # a peer may fail in any way; it must not end the benchmark

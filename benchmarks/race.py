@@ -37,7 +37,9 @@ _LOWER = 0.75  # of the activation part that torch.compile leaves at its lowest
 
 def main() -> None:
     options = _options()
-    limits = Limits(quick=options.quick, plan_s=options.time_limit, setting_s=options.setting_limit)
+    limits = Limits(
+        quick=options.quick, plan_s=options.time_limit, setting_s=options.setting_limit, pairs_s=options.pairs_seconds
+    )
     console = Console(width=None if sys.stdout.isatty() else 160)
     benchmark = Benchmark(options=options, limits=limits, console=console, records=load(options.results))
     if options.markdown:
@@ -176,6 +178,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--markdown", action="store_true", help="measure nothing, print a table of what there is")
     parser.add_argument("--time-limit", type=float, default=6.0, help="seconds a search (%(default)s)")
     parser.add_argument("--setting-limit", type=float, default=Limits.setting_s, help="seconds a peer's setting")
+    parser.add_argument("--pairs-seconds", type=float, default=Limits.pairs_s, help="of steps a point (%(default)s)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="JSON file to go on with (%(default)s)")
     return parser.parse_args()
 

@@ -24,11 +24,6 @@ CASE = Case(
 )
 
 
-@pytest.fixture(autouse=True)
-def _few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frontier_case, "SECONDS", 0.0)
-
-
 @dataclasses.dataclass
 class FakePlan:
     peak_bytes: int
@@ -64,7 +59,7 @@ class FakePlanner:
 
 
 def test_the_eager_part_gives_peak_and_what_persists() -> None:
-    (run,) = part_points(CASE, EAGER, Limits())
+    (run,) = part_points(CASE, EAGER, Limits(pairs_s=0.0))
     assert isinstance(run, EagerRun)
     assert 0 < run.persistent_bytes < run.peak_bytes
     assert run.step_s > 0
@@ -73,7 +68,7 @@ def test_the_eager_part_gives_peak_and_what_persists() -> None:
 def test_every_budget_gives_a_point_figures_or_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     planner = FakePlanner()
     monkeypatch.setattr(frontier_case, "_planner", planner)
-    points = list(memfit_points(Subject.of(CASE), Limits()))
+    points = list(memfit_points(Subject.of(CASE), Limits(pairs_s=0.0)))
     assert [point.fraction for point in points] == [*FRACTIONS, None]
     assert [point.reason for point in points if point.is_infeasible] == ["no plan fits 3 B; the smallest is 5 B"]
     assert [point.reason for point in points if point.reason and not point.is_infeasible] == ["ValueError: odd budget"]
@@ -85,7 +80,7 @@ def test_every_budget_gives_a_point_figures_or_reason(monkeypatch: pytest.Monkey
 
 def test_what_differs_from_eager_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frontier_case, "_planner", FakePlanner(spoil=1e-3))
-    first = next(iter(memfit_points(Subject.of(CASE), Limits())))
+    first = next(iter(memfit_points(Subject.of(CASE), Limits(pairs_s=0.0))))
     assert first.measured is not None
     assert first.measured.differing == ["loss", "gradients"]
     assert 1e-6 < first.measured.largest_difference < 0.1
@@ -94,7 +89,7 @@ def test_what_differs_from_eager_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_only_output_that_is_used_is_told_to_the_planner(monkeypatch: pytest.MonkeyPatch) -> None:
     planner = FakePlanner()
     monkeypatch.setattr(frontier_case, "_planner", planner)
-    next(iter(memfit_points(Subject.of(dataclasses.replace(CASE, outputs="loss")), Limits())))
+    next(iter(memfit_points(Subject.of(dataclasses.replace(CASE, outputs="loss")), Limits(pairs_s=0.0))))
     assert planner.calls[0] == "plan bytes {'outputs': 'loss'}"
 
 

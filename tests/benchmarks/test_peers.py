@@ -12,11 +12,6 @@ from benchmarks.models import Case
 from benchmarks.peers import peer_points
 
 
-@pytest.fixture(autouse=True)
-def _few_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peers, "SECONDS", 0.0)
-
-
 def chain() -> nn.Module:
     return nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(32, 32), nn.Tanh())))
 
@@ -36,7 +31,7 @@ def tiny() -> Subject:
 def test_checkpoints_of_every_size_are_measured() -> None:
     subject = tiny()
     eager_bytes = peak_bytes(subject, subject.model)
-    points = list(peer_points(CHECKPOINT, subject, quick=False, limit_s=60))
+    points = list(peer_points(CHECKPOINT, subject, quick=False, limit_s=60, pairs_s=0.0))
     assert [point.setting for point in points][:2] == ["8 segments of 1 block", "4 segments of 2 blocks"]
     assert all(point.time_ratio is not None and not point.reason for point in points)
     assert min(point.peak_bytes or 0 for point in points) < eager_bytes
@@ -45,7 +40,7 @@ def test_checkpoints_of_every_size_are_measured() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, while it compiles
 def test_compiled_budgets_are_measured() -> None:
     subject = tiny()
-    first = next(peer_points(AOT_EAGER, subject, quick=True, limit_s=60))
+    first = next(peer_points(AOT_EAGER, subject, quick=True, limit_s=60, pairs_s=0.0))
     assert first.setting == "budget 1.0"
     assert first.reason == ""
     assert first.peak_bytes is not None
@@ -58,7 +53,7 @@ def test_a_setting_for_which_the_same_is_compiled_is_not_measured_again() -> Non
     assert peers._same("budget 0.9", {"a", "c"}, known) == ""
     assert peers._same("budget 0.8", {"b", "a"}, known) == "budget 1.0"
     assert peers._same("budget 0.7", set(), known) == peers._same("budget 0.6", set(), known) == ""
-    point = peers._measured("peer", "budget 0.8", tiny(), chain, 60, lambda: "budget 1.0")
+    point = peers._measured("peer", "budget 0.8", tiny(), chain, 60, 0.0, lambda: "budget 1.0")
     assert point.reason == "the same graphs as at budget 1.0"
     assert point.time_ratio is None
 
@@ -80,7 +75,7 @@ def test_a_setting_that_takes_too_long_gives_its_reason(monkeypatch: pytest.Monk
         return 0
 
     monkeypatch.setattr("benchmarks.peers.peak_bytes", sleep)
-    (point,) = peer_points(CHECKPOINT, tiny(), quick=True, limit_s=1)
+    (point,) = peer_points(CHECKPOINT, tiny(), quick=True, limit_s=1, pairs_s=0.0)
     assert point.reason == "not done after 1 s"
     assert point.peak_bytes is None
 
@@ -90,10 +85,10 @@ def test_a_setting_that_fails_gives_its_reason(monkeypatch: pytest.MonkeyPatch) 
         raise RuntimeError("no memory\nfor that\nat line 3")
 
     monkeypatch.setattr("benchmarks.peers.peak_bytes", fail)
-    (point,) = peer_points(CHECKPOINT, tiny(), quick=True, limit_s=60)
+    (point,) = peer_points(CHECKPOINT, tiny(), quick=True, limit_s=60, pairs_s=0.0)
     assert point.reason == "RuntimeError: no memory for that"
 
 
 def test_an_unknown_peer_is_named() -> None:
     with pytest.raises(ValueError, match="no peer is named 'abacus'"):
-        peer_points("abacus", tiny(), quick=True, limit_s=60)
+        peer_points("abacus", tiny(), quick=True, limit_s=60, pairs_s=0.0)
