@@ -1,5 +1,7 @@
 import math
+from concurrent.futures import ThreadPoolExecutor
 
+import highspy
 import pytest
 
 from memfit.plan.linear import LinearProgram
@@ -91,3 +93,16 @@ def test_what_is_fixed_is_not_changed() -> None:
     answer = program.solve(time_limit_s=5.0, fixed={first: 0.0})
     assert answer.values == pytest.approx([0.0, 1.0, 0.0])
     assert program.solve(time_limit_s=5.0).values == pytest.approx([1.0, 0.0, 0.0])
+
+
+def test_a_pool_that_somebody_started_for_more_threads_is_no_hindrance() -> None:
+    def solved_after_others() -> float:
+        other = highspy.Highs()
+        other.setOptionValue("output_flag", False)
+        other.setOptionValue("threads", 2)
+        other.addConstr(other.addVariable(lb=0.0, ub=1.0, obj=1.0, type=highspy.HighsVarType.kInteger) >= 0.5)
+        assert other.run() == highspy.HighsStatus.kOk
+        return knapsack()[0].solve(time_limit_s=5.0).objective
+
+    with ThreadPoolExecutor(1) as thread:  # pools belong to threads, and this one's may be there already
+        assert thread.submit(solved_after_others).result(60) == pytest.approx(60.0)

@@ -85,8 +85,8 @@ class LinearProgram:
             solution.col_value = list(start)
             solver.setSolution(solution)
         if solver.run() == highspy.HighsStatus.kError:
-            # HiGHS has one pool of threads a process; one that was started for another number is refused.
-            highspy.Highs.resetGlobalScheduler(True)
+            # HiGHS has one pool of threads a thread of ours; one that was started for another number is refused.
+            highspy.Highs.resetGlobalScheduler(False)  # not waiting for its threads
             solver.run()
         return _answer(solver, relaxed, least=sum(min(0.0, cost) for cost in self._costs))
 
