@@ -24,7 +24,7 @@ from memfit.trial import can_run_steps, step_seconds
 
 log = logging.getLogger(__name__)
 
-_WORTH_IT = 0.88  # of the time; above that fused kernels and plans in the model's own layout may be the faster ones
+_WORTH_IT = 0.94  # of the time; above that the copies at both ends may take it back
 _CLEAR = 0.1  # away from that, one pair is enough
 _PAIRS, _SECONDS = 3, 3.0
 
