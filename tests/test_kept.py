@@ -106,7 +106,14 @@ def test_what_another_process_removes_meanwhile_is_not_counted(folder, monkeypat
 def test_files_of_others_stay(folder, tmp_path_factory) -> None:
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     write(elsewhere / "fedcba9876543210fedcba98.json")
-    own = ("settings.json", "graphs/loose.json", "graphs/train/0001.json", "plans/gpt2/half.json", "kernels/a/1.so")
+    own = (
+        "bench_torch-2.13_8-threads.json",
+        "settings.json",
+        "graphs/loose.json",
+        "graphs/train/0001.json",
+        "plans/gpt2/half.json",
+        "kernels/a/1.so",
+    )
     for name in own:
         write(folder / name)
     (folder / "plans/Net-0123456789abcdef01234567").symlink_to(elsewhere)

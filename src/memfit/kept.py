@@ -2,7 +2,8 @@
 
 Note [Only its own]
     `MEMFIT_CACHE_DIR` may be a folder in which others keep files too. So nothing is looked at or removed but files
-    whose whole path is one that memfit gives, hashes and all; links are not followed.
+    whose whole path is one that memfit gives, hashes and all, or, where a name has no hash, which begin as memfit
+    begins them; links are not followed.
 """
 
 import contextlib
@@ -20,8 +21,9 @@ _PATHS = {  # by kind: paths in the folder
     "costs of operators": re.compile(r"[^/]+_torch-[^/]+_\d+-threads\.json"),
     "graphs of stretches": re.compile(r"graphs/[0-9a-f]{16}/[0-9a-f]{16}\.json"),
     "places of kernels": re.compile(r"kernels/[0-9a-f]{16}/[0-9a-f]{16}_?\.json"),
-    "plans": re.compile(r"plans/\w+-[0-9a-f]{24}/[0-9a-f]{24}\.json"),
+    "plans": re.compile(r"plans/[^/]+-[0-9a-f]{24}/[0-9a-f]{24}\.json"),
 }
+_BEGINNINGS = {"costs of operators": '"format": "memfit.costs"'}  # by kind without a hash in its names
 _DAY_S = 24 * 60 * 60
 
 
@@ -66,7 +68,7 @@ def _removed(kind: str, unused_days: float) -> Iterator[_File]:
 def _files(kind: str) -> Iterator[_File]:
     """See Note [Only its own]."""
     folder = cache_folder()
-    for parent, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder, onerror=_raise):
         depth = len(Path(parent).relative_to(folder).parts)
         folders[:] = sorted(folders) if depth < 2 else []
         for name in sorted(names):
@@ -76,7 +78,24 @@ def _files(kind: str) -> Iterator[_File]:
             with contextlib.suppress(FileNotFoundError):  # another process is as tidy
                 state = path.stat()
                 unused_s = max(0.0, time.time() - max(state.st_mtime, state.st_atime))
-                yield _File(path, state.st_size, unused_s / _DAY_S)
+                if _begins(path, _BEGINNINGS.get(kind, ""), state):
+                    yield _File(path, state.st_size, unused_s / _DAY_S)
+
+
+def _raise(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _begins(path: Path, beginning: str, state: os.stat_result) -> bool:
+    """Whether something stands at the beginning of a file; looking there is not using it."""
+    if not beginning:
+        return True
+    with path.open(encoding="utf-8", errors="replace") as file:
+        found = beginning in file.read(len(beginning) + 8)
+    with contextlib.suppress(OSError):  # not ours to write
+        os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    return found
 
 
 def _summary(kind: str, found: Iterable[_File]) -> Kept:

@@ -28,7 +28,8 @@ from memfit.recipe import Recipe
 log = logging.getLogger(__name__)
 
 _ROUNDS = 3  # the first of each warms up
-_SECONDS = 3.0  # after which no third one is begun
+_SECONDS = 3.0  # after which no third one is begun where the second has shown
+_CLEAR = 0.05  # of the time: so far apart one step each is enough
 
 
 def can_run_steps(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:
@@ -58,8 +59,10 @@ def seconds_by_call(
     seconds: list[list[float]] = [[] for _ in calls]
     with nothing_remains(model, sample), torch.enable_grad():
         end = time.monotonic() + _SECONDS
-        while len(seconds[-1]) < 2 or (len(seconds[-1]) < _ROUNDS and time.monotonic() < end):
-            for call, seen in zip(calls, seconds, strict=True):
+        for number in range(_ROUNDS):
+            if number == _ROUNDS - 1 and time.monotonic() > end and _is_clear([seen[-1] for seen in seconds]):
+                break
+            for call, seen in list(zip(calls, seconds, strict=True))[:: (-1) ** number]:  # in both orders
                 try:
                     seen.append(_call_seconds(call, model, sample, recipe))
                 except Exception as error:
@@ -68,10 +71,14 @@ def seconds_by_call(
     return [min(seen[1:]) for seen in seconds]
 
 
+def _is_clear(seconds: Sequence[float]) -> bool:
+    fastest, *others = sorted(seconds)
+    return not others or others[0] - fastest > _CLEAR * fastest
+
+
 def _call_seconds(call: CompiledCall, model: nn.Module, sample: Sample, recipe: Recipe) -> float:
     """See Note [Nobody notices]."""
     states, args, kwargs = _sharing_memory((states_of(model), sample.args, dict(sample.kwargs)))
-    torch.manual_seed(0)
     _wait_for(model)
     start = time.perf_counter()
     differentiate([call(states, args, kwargs)], seed=0, backward_from=recipe.backward_from)

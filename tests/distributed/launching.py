@@ -3,10 +3,10 @@
 import fcntl
 import functools
 import os
-import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,15 +39,19 @@ def started(script: str, *arguments: object, world_size: int = 2) -> list[subpro
 
 
 def filled_once(name: str, fill: Callable[[Path], object]) -> Path:
-    """A folder that is filled once, though several test processes ask; who comes later waits."""
+    """A folder that is filled once, though several test processes ask; who comes later waits, also to hear why not."""
     jobs = Path(os.environ["MEMFIT_TEST_JOBS"])
-    folder, unfinished = jobs / name, jobs / f"{name} unfinished"
+    folder, failed = jobs / name, jobs / f"{name}.failed"
     with (jobs / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        assert not failed.exists(), failed.read_text()
         if not folder.exists():
-            shutil.rmtree(unfinished, ignore_errors=True)
-            unfinished.mkdir()
-            fill(unfinished)
+            unfinished = Path(tempfile.mkdtemp(dir=jobs))
+            try:
+                fill(unfinished)
+            except BaseException as error:
+                failed.write_text(str(error))
+                raise
             unfinished.rename(folder)
     return folder
 

@@ -41,7 +41,9 @@ def test_it_ends_when_it_is_stopped() -> None:
     assert threading.active_count() == before
 
 
-def test_a_solver_that_does_not_come_back_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_solver_that_does_not_come_back_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     come_back = threading.Event()
 
     class Stuck:
@@ -60,3 +62,11 @@ def test_a_solver_that_does_not_come_back_is_not_waited_for(monkeypatch: pytest.
     come_back.set()
     assert time.monotonic() - start < 10
     beside._thread.join()
+    assert "HiGHS has not ended in time" in caplog.text
+
+
+def test_a_search_without_a_limit_can_wait() -> None:
+    planner = Planner(residual(3).problem())
+    beside = bounding(planner, planner.floor_bytes() + 1024 * KIB, math.inf).start()
+    beside.wait()
+    assert not beside._thread.is_alive()

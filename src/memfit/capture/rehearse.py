@@ -46,11 +46,20 @@ def nothing_remains(model: nn.Module, sample: Sample) -> Iterator[None]:
             yield
         finally:
             snapshot.restore()
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
             for leaf, gradient in gradients:
                 leaf.grad = gradient
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    if _was_changed(buffer, before):  # not all can be written to: expanded ones, those of inference
+                        buffer.copy_(before)
+
+
+def _was_changed(tensor: torch.Tensor, before: torch.Tensor) -> bool:
+    """Also where that cannot be told, of tensors without memory."""
+    try:
+        return not torch.equal(tensor, before)
+    except RuntimeError:
+        return True
 
 
 def drop_gradients(model: nn.Module, sample: Sample) -> None:

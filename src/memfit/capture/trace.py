@@ -50,7 +50,7 @@ class Joint:
     @property
     def changes_arguments(self) -> bool:
         """Whether the forward writes into what it is given, beside parameters and buffers."""
-        return "PlainAOTInput" in self._changed_kinds
+        return not self._changed_kinds <= {"BufferAOTInput", "ParamAOTInput"}  # bases of views of arguments too
 
     @property
     def changes_parameters(self) -> bool:
@@ -60,7 +60,8 @@ class Joint:
     @property
     def _changed_kinds(self) -> set[str]:
         results = self.graph_module.graph.output_node().meta["desc"]
-        return {type(getattr(description, "mutated_input", None)).__name__ for description in results}
+        changed = [getattr(description, "mutated_input", None) for description in results]
+        return {type(description).__name__ for description in changed if description is not None}
 
 
 @contextlib.contextmanager

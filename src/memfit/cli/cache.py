@@ -6,20 +6,22 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from memfit.cli import options
 from memfit.errors import InvalidInput
 from memfit.files import cache_folder
 from memfit.kept import Kept, clear, kept
+from memfit.report.breakdown import printable
 from memfit.report.tables import plain_table
 from memfit.units import format_bytes
 
 HELP = """Show what memfit keeps on disk, and remove it.
 
-Kept are what operators allocate and how long they take, plans that were fitted with remember=True, and where the
-kernels of compiled stretches are; all of it is measured, planned or compiled again where it is missing. It lies in
-MEMFIT_CACHE_DIR, or in the user's cache folder. The kernels themselves are in the cache of torch's Inductor, which is
-left alone.
+Kept are what operators allocate and how long they take, plans that were fitted with remember=True, the graphs of
+compiled stretches and where their kernels are; all of it is measured, planned or compiled again where it is missing.
+It lies in MEMFIT_CACHE_DIR, or in the user's cache folder. The kernels themselves are in the cache of torch's Inductor,
+which is left alone.
 
 \b
 Exit codes:
@@ -60,7 +62,8 @@ def cache(
 
 
 def _print(console: Console, found: list[Kept], *, removed: bool) -> None:
-    table = plain_table(f"{'removed from' if removed else 'kept in'} {cache_folder()}")
+    console.print(Text(printable(f"{'removed from' if removed else 'kept in'} {cache_folder()}")), soft_wrap=True)
+    table = plain_table("")
     for title in ("what", "files", "size", "last used"):
         table.add_column(title, justify="left" if title == "what" else "right", no_wrap=True)
     for each in found:

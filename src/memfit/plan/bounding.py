@@ -7,11 +7,14 @@ Note [Nobody waits for ever]
     with the bound that there is, and a process ends without its thread.
 """
 
+import logging
 import threading
 import time
 
 from memfit.plan.links import Links
 from memfit.plan.staged import StagedProgram
+
+log = logging.getLogger(__name__)
 
 _STAGES = (6, 12)
 _GAP = 0.005
@@ -51,7 +54,9 @@ class Bounding:
 
     def _join(self, end: float) -> None:
         """See Note [Nobody waits for ever]."""
-        self._thread.join(max(0.0, end - time.monotonic()) + _PATIENCE_S)
+        self._thread.join(min(max(0.0, end - time.monotonic()) + _PATIENCE_S, threading.TIMEOUT_MAX))
+        if self._thread.is_alive():
+            log.warning("HiGHS has not ended in time; the plan has the bound that was known before")
 
     def _is_over(self) -> bool:
         return time.monotonic() >= self._end

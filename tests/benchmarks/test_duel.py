@@ -1,0 +1,78 @@
+import copy
+import dataclasses
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks import duel as module
+from benchmarks.duel import Row, duel
+from benchmarks.measuring import Subject
+from benchmarks.models import Case
+
+CASE = Case(
+    name="tiny",
+    batch_size=256,
+    make_model=lambda: nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32)),
+    make_batch=lambda size: torch.randn(size, 32),
+    loss=lambda model, batch: model(batch).square().mean(),
+    sample=lambda batch: (batch,),
+)
+
+
+@pytest.fixture
+def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What memfit was given; neither side compiles anything."""
+    given: list[int] = []
+
+    def fit(model: nn.Module, sample: Any, budget: int, **_options: Any) -> None:
+        given.append(budget)
+
+    plan = SimpleNamespace(allow=("recompute", "lean"))
+    monkeypatch.setattr(module, "memfit", SimpleNamespace(fit=fit, plan_of=lambda _: plan))
+    monkeypatch.setattr(module, "frontier_cases", lambda: [CASE])
+    monkeypatch.setattr(module, "_compiled", lambda subject, _: copy.deepcopy(subject.model))
+    return given
+
+
+def test_memfit_is_given_what_torch_compile_takes(budgets: list[int]) -> None:
+    rows = list(duel(str(CASE), [1.0, 0.5], 0.0))
+    peak = module.peak_bytes(Subject.of(CASE), Subject.of(CASE).model)
+    assert budgets == [peak, peak]
+    assert [row.budget for row in rows] == [1.0, 0.5]
+    for row in rows:
+        assert row.compile_part == row.memfit_part == pytest.approx(1.0)
+        assert row.rounds == module.ROUNDS
+        assert row.eager_kernels
+        assert 0 < row.memfit_to_compile < 10
+
+
+ROW = Row(
+    case="tiny",
+    budget=1.0,
+    compile_part=0.5,
+    memfit_part=0.5,
+    compile_to_eager=0.9,
+    memfit_to_eager=0.9,
+    memfit_to_compile=1.02,
+    error=0.01,
+    rounds=4,
+    eager_kernels=False,
+)
+
+
+def test_two_hundredths_are_no_slower() -> None:
+    assert ROW.is_no_slower
+    assert not dataclasses.replace(ROW, memfit_to_compile=1.021).is_no_slower
+
+
+def test_rows_are_found_again_unless_they_are_of_another_machine(tmp_path) -> None:
+    path = tmp_path / "duel.json"
+    assert module._load(path) == {}
+    module._save(path, [ROW], 30.0)
+    assert module._load(path) == {("tiny", 1.0): ROW}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "another"}))
+    assert module._load(path) == {}
