@@ -4,6 +4,7 @@ import dataclasses
 import math
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -61,17 +62,31 @@ class Interleaved(NamedTuple):
 
 def interleaved(subject: Subject, other: nn.Module, *, pairs: int, seconds: float = 0.0) -> Interleaved:
     """Medians over pairs of steps in both orders; more pairs than asked for until `seconds` have passed."""
-    for model in (subject.model, other):
+    others_s, eager_s = taking_turns(subject, [other, subject.model], rounds=pairs, seconds=seconds)
+    return Interleaved(statistics.median(eager_s), *ratio(others_s, eager_s))
+
+
+def taking_turns(
+    subject: Subject, models: Sequence[nn.Module], *, rounds: int, seconds: float = 0.0
+) -> list[list[float]]:
+    """Seconds of steps of each, round by round, everyone first in turn; more rounds until `seconds` have passed."""
+    for model in reversed(models):  # to warm up
         _seconds(subject, model)
-    eager_times: list[float] = []
-    ratios: list[float] = []
+    taken: list[list[float]] = [[] for _ in models]
     end = time.perf_counter() + seconds
-    while len(ratios) < pairs or time.perf_counter() < end:
-        order = (subject.model, other) if len(ratios) % 2 else (other, subject.model)
-        taken = {id(model): _seconds(subject, model) for model in order}
-        eager_times.append(taken[id(subject.model)])
-        ratios.append(taken[id(other)] / eager_times[-1])
-    return Interleaved(statistics.median(eager_times), statistics.median(ratios), _error_of_median(ratios))
+    number = 0
+    while number < rounds or time.perf_counter() < end:
+        for place in range(len(models)):
+            turn = (place + number) % len(models)
+            taken[turn].append(_seconds(subject, models[turn]))
+        number += 1
+    return taken
+
+
+def ratio(ones_s: Sequence[float], others_s: Sequence[float]) -> tuple[float, float]:
+    """The median of what one takes to what another takes in the same round, and its standard error."""
+    ratios = [one / other for one, other in zip(ones_s, others_s, strict=True)]
+    return statistics.median(ratios), _error_of_median(ratios)
 
 
 def _error_of_median(values: list[float]) -> float:
