@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch._functorch.config
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -36,7 +35,7 @@ from benchmarks.frontier_case import eager_run
 from benchmarks.malloc import MALLOC_SETTINGS
 from benchmarks.measuring import Subject, peak_bytes, ratio, taking_turns
 from benchmarks.models import frontier_cases, small_cases
-from benchmarks.peers import QUICK_BUDGETS
+from benchmarks.peers import QUICK_BUDGETS, compile_budget
 from memfit.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results" / "duel.json"
@@ -119,10 +118,7 @@ def duel(name: str, budgets: list[float], seconds: float, *, small: bool = False
 def _compiled(subject: Subject, budget: float) -> nn.Module:
     """By torch.compile, its first step run."""
     compiled = cast(nn.Module, torch.compile(copy.deepcopy(subject.model)))
-    wanted = torch._functorch.config.patch(
-        activation_memory_budget=budget, activation_memory_budget_solver="dp", enable_autograd_cache=False
-    )
-    with wanted:
+    with compile_budget(budget):
         subject.step(compiled)
     return compiled
 

@@ -72,15 +72,20 @@ def _compile_points(
     for budget, estimator in _compile_settings(quick=quick):
         torch.compiler.reset()
         setting = f"budget {budget:.1f}" + (f", {estimator}" if estimator != ESTIMATORS[0] else "")
-        wanted = torch._functorch.config.patch(
-            activation_memory_budget=budget,
-            activation_memory_budget_solver="dp",
-            activation_memory_budget_runtime_estimator=estimator,
-            enable_autograd_cache=False,  # it does not tell estimators apart
-        )
-        with wanted, _graphs_compiled() as graphs:
+        with compile_budget(budget, estimator), _graphs_compiled() as graphs:
             same_as = functools.partial(_same, setting, graphs, known)
             yield _measured(backend, setting, subject, compiled, limit_s, pairs_s, same_as)
+
+
+def compile_budget(budget: float, estimator: str = ESTIMATORS[0]) -> contextlib.AbstractContextManager[None]:
+    """torch.compile's memory budget, for what is compiled meanwhile."""
+    patched: contextlib.AbstractContextManager[None] = torch._functorch.config.patch(
+        activation_memory_budget=budget,
+        activation_memory_budget_solver="dp",
+        activation_memory_budget_runtime_estimator=estimator,
+        enable_autograd_cache=False,  # it does not tell estimators apart
+    )
+    return patched
 
 
 def _same(setting: str, graphs: set[str], known: dict[frozenset[str], str]) -> str:
