@@ -3,12 +3,13 @@
     python -m benchmarks.duel                 # the nine cases, at budgets 1.0, 0.5 and 0.2 of torch.compile
     python -m benchmarks.duel gpt resnet      # those whose name contains one of the words
     python -m benchmarks.duel --budgets 1.0   # of torch.compile
+    python -m benchmarks.duel --all-budgets   # 1.0, 0.9 ... 0.1
 
 The race (`benchmarks.race`) has a process for each side, and ratios to the eager steps of that process. Where big
 blocks happen to lie makes eager steps of some models slower in one process than in another, which such ratios do not
 cancel. Here everybody has the same process: torch.compile is given one of its budgets, memfit the bytes that
-torch.compile then takes, and they and eager run one step each in turn. The exit code is 1 if memfit is slower by more
-than 2%.
+torch.compile then takes, and they and eager run one step each in turn. Where torch.compile makes the same graphs for
+two budgets, they are measured once. The exit code is 1 if memfit is slower by more than 2%.
 """
 
 import argparse
@@ -32,10 +33,11 @@ from torch import nn
 import memfit
 from benchmarks.arguments import words_and_results
 from benchmarks.frontier_case import eager_run
+from benchmarks.frontier_record import EagerRun
 from benchmarks.malloc import MALLOC_SETTINGS
 from benchmarks.measuring import Subject, peak_bytes, ratio, taking_turns
 from benchmarks.models import frontier_cases, small_cases
-from benchmarks.peers import QUICK_BUDGETS, compile_budget
+from benchmarks.peers import BUDGETS, QUICK_BUDGETS, compile_budget, graphs_compiled
 from memfit.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results" / "duel.json"
@@ -58,6 +60,7 @@ class Row:
     error: float  # standard error of the last
     rounds: int
     eager_kernels: bool  # memfit's own choice
+    same_as: float | None = None  # a budget with the same graphs, where all of this was measured
 
     @property
     def is_no_slower(self) -> bool:
@@ -80,7 +83,7 @@ def main() -> None:
             ordered = [rows[key] for key in sorted(rows, key=lambda key: (names.index(key[0]), -key[1]))]
             _save(options.results, ordered, options.seconds)
     Console(width=None if sys.stdout.isatty() else 140).print(_table(list(rows.values())))
-    slower = [f"{row.case} at {row.budget}" for row in rows.values() if not row.is_no_slower]
+    slower = [f"{row.case} at {row.budget}" for row in rows.values() if row.same_as is None and not row.is_no_slower]
     sys.exit(f"slower than torch.compile: {', '.join(slower)}" if slower else 0)
 
 
@@ -89,38 +92,53 @@ def duel(name: str, budgets: list[float], seconds: float, *, small: bool = False
     case = next(each for each in (small_cases() if small else frontier_cases()) if str(each) == name)
     subject = Subject.of(case)
     eager = eager_run(subject, with_time=False)
-    options: dict[str, Any] = {} if case.outputs is None else {"outputs": case.outputs}
+    known: dict[frozenset[str], Row] = {}
     for budget in budgets:
         torch.compiler.reset()
-        compiled = _compiled(subject, budget)
-        compile_bytes = peak_bytes(subject, compiled)
-        planned = copy.deepcopy(subject.model)
-        memfit.fit(planned, case.sample(subject.batch), compile_bytes, kernels="inductor", **options)
-        plan = memfit.plan_of(planned)
-        assert plan is not None
-        taken = taking_turns(subject, [subject.model, compiled, planned], rounds=ROUNDS, seconds=seconds)
-        eager_s, compile_s, memfit_s = taken
-        between, error = ratio(memfit_s, compile_s)
-        yield Row(
-            case=name,
-            budget=budget,
-            compile_part=eager.fraction(compile_bytes),
-            memfit_part=eager.fraction(peak_bytes(subject, planned)),
-            compile_to_eager=ratio(compile_s, eager_s)[0],
-            memfit_to_eager=ratio(memfit_s, eager_s)[0],
-            memfit_to_compile=between,
-            error=error,
-            rounds=len(eager_s),
-            eager_kernels="inductor" not in plan.allow,
-        )
+        compiled, graphs = _compiled(subject, budget)
+        before = known.get(graphs)
+        if before is None:
+            known[graphs] = row = _row(subject, eager, compiled, budget, seconds)
+        else:
+            row = dataclasses.replace(before, budget=budget, same_as=before.budget)
+        yield row
 
 
-def _compiled(subject: Subject, budget: float) -> nn.Module:
-    """By torch.compile, its first step run."""
+def _row(subject: Subject, eager: EagerRun, compiled: nn.Module, budget: float, seconds: float) -> Row:
+    compile_bytes = peak_bytes(subject, compiled)
+    planned = _planned(subject, compile_bytes)
+    plan = memfit.plan_of(planned)
+    assert plan is not None
+    models = [subject.model, compiled, planned]
+    eager_s, compile_s, memfit_s = taking_turns(subject, models, rounds=ROUNDS, seconds=seconds)
+    between, error = ratio(memfit_s, compile_s)
+    return Row(
+        case=str(subject.case),
+        budget=budget,
+        compile_part=eager.fraction(compile_bytes),
+        memfit_part=eager.fraction(peak_bytes(subject, planned)),
+        compile_to_eager=ratio(compile_s, eager_s)[0],
+        memfit_to_eager=ratio(memfit_s, eager_s)[0],
+        memfit_to_compile=between,
+        error=error,
+        rounds=len(eager_s),
+        eager_kernels="inductor" not in plan.allow,
+    )
+
+
+def _planned(subject: Subject, budget_bytes: int) -> nn.Module:
+    options: dict[str, Any] = {} if subject.case.outputs is None else {"outputs": subject.case.outputs}
+    planned = copy.deepcopy(subject.model)
+    memfit.fit(planned, subject.case.sample(subject.batch), budget_bytes, kernels="inductor", **options)
+    return planned
+
+
+def _compiled(subject: Subject, budget: float) -> tuple[nn.Module, frozenset[str]]:
+    """By torch.compile, its first step run; with the hashes of its graphs."""
     compiled = cast(nn.Module, torch.compile(copy.deepcopy(subject.model)))
-    with compile_budget(budget):
+    with compile_budget(budget), graphs_compiled() as graphs:
         subject.step(compiled)
-    return compiled
+    return compiled, frozenset(graphs)
 
 
 def _in_own_process(name: str, options: argparse.Namespace) -> Iterator[Row]:
@@ -185,7 +203,7 @@ def _table(rows: list[Row]) -> Table:
     for row in rows:
         table.add_row(
             row.case,
-            f"{row.budget:.1f}",
+            f"{row.budget:.1f}" + ("" if row.same_as is None else f" (as {row.same_as:.1f})"),
             f"{row.compile_part:.2f}",
             f"{row.memfit_part:.2f}",
             f"{row.compile_to_eager:.3f}",
@@ -198,6 +216,7 @@ def _table(rows: list[Row]) -> Table:
 def _options() -> argparse.Namespace:
     parser = words_and_results(__doc__, RESULTS)
     parser.add_argument("--budgets", nargs="+", type=float, default=list(QUICK_BUDGETS), help="of torch.compile")
+    parser.add_argument("--all-budgets", dest="budgets", action="store_const", const=list(BUDGETS), help="1.0 to 0.1")
     parser.add_argument("--seconds", type=float, default=30.0, help="of rounds a row (%(default)s)")
     parser.add_argument("--small", action="store_true", help="small models, to try out the benchmark itself")
     parser.add_argument("--one", metavar="CASE", help=argparse.SUPPRESS)

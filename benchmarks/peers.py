@@ -72,7 +72,7 @@ def _compile_points(
     for budget, estimator in _compile_settings(quick=quick):
         torch.compiler.reset()
         setting = f"budget {budget:.1f}" + (f", {estimator}" if estimator != ESTIMATORS[0] else "")
-        with compile_budget(budget, estimator), _graphs_compiled() as graphs:
+        with compile_budget(budget, estimator), graphs_compiled() as graphs:
             same_as = functools.partial(_same, setting, graphs, known)
             yield _measured(backend, setting, subject, compiled, limit_s, pairs_s, same_as)
 
@@ -95,7 +95,7 @@ def _same(setting: str, graphs: set[str], known: dict[frozenset[str], str]) -> s
 
 
 @contextlib.contextmanager
-def _graphs_compiled() -> Iterator[set[str]]:
+def graphs_compiled() -> Iterator[set[str]]:
     """Collects the hashes of what Inductor is given meanwhile."""
     from torch._inductor import codecache
 

@@ -23,6 +23,11 @@ CASE = Case(
 )
 
 
+def graphs(budget: float) -> frozenset[str]:
+    """Of 0.2 and 0.1 the same."""
+    return frozenset({f"forward at {max(budget, 0.2)}", "backward"})
+
+
 @pytest.fixture
 def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """What memfit was given; neither side compiles anything."""
@@ -34,7 +39,7 @@ def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     plan = SimpleNamespace(allow=("recompute", "lean"))
     monkeypatch.setattr(module, "memfit", SimpleNamespace(fit=fit, plan_of=lambda _: plan))
     monkeypatch.setattr(module, "frontier_cases", lambda: [CASE])
-    monkeypatch.setattr(module, "_compiled", lambda subject, _: copy.deepcopy(subject.model))
+    monkeypatch.setattr(module, "_compiled", lambda subject, budget: (copy.deepcopy(subject.model), graphs(budget)))
     return given
 
 
@@ -48,6 +53,13 @@ def test_memfit_is_given_what_torch_compile_takes(budgets: list[int]) -> None:
         assert row.rounds == module.ROUNDS
         assert row.eager_kernels
         assert 0 < row.memfit_to_compile < 10
+
+
+def test_budgets_with_the_same_graphs_are_measured_once(budgets: list[int]) -> None:
+    first, second, third = duel(str(CASE), [1.0, 0.2, 0.1], 0.0)
+    assert len(budgets) == 2
+    assert first.same_as is second.same_as is None
+    assert third == dataclasses.replace(second, budget=0.1, same_as=0.2)
 
 
 ROW = Row(
