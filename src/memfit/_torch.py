@@ -1,7 +1,7 @@
 """Every private interface of torch that memfit touches, and what we rely on.
 
-Those of the allocator's events and of what Inductor compiles are in `_memory_events.py`, `_kernel_batches.py` and
-`_kept_kernels.py`.
+Those of the allocator's events and of what Inductor compiles are in `_memory_events.py`, `_compiler_start.py`,
+`_kernel_batches.py` and `_kept_kernels.py`.
 
 `export_joint` rests on `aot_export_joint_with_descriptors`
     One ATen graph of forward and backward; `meta["desc"]` on placeholders and on the output node;
@@ -23,8 +23,6 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
     empties. Its hash is described for logs, here not; `pattern_matcher` looks for products, which it has none of.
     Kernels are compiled by threads of Inductor's own, several in one go (`_kernel_batches.py`); what is made of a graph
     waits for them at its end, and here not before it is asked to.
-`_warm_compiler` rests on `pick_vec_isa`
-    Remembers what it found; a second thread that asks meanwhile only does the same again.
 `eager_dispatch` rests on `no_python_dispatcher`
     Composite operators decompose as in the eager run, see Note [Eager decompositions].
 `annotation` rests on `torch.fx.traceback.annotate`
@@ -95,6 +93,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
 
+from memfit._compiler_start import start_compiler
 from memfit._kernel_batches import compile_the_rest, in_batches
 
 __all__ = [
@@ -197,7 +196,7 @@ def split_joint(
 
 def decomposed(module: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> fx.GraphModule:
     """A graph on primitive operators that computes what `module` does; `inputs` have no memory."""
-    _warm_compiler()  # what has to be decomposed has no kernel yet, as a rule
+    start_compiler()  # what has to be decomposed has no kernel yet, as a rule
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about torch's own ways
         import torch._inductor.lowering  # takes a second; decompositions look for it
@@ -220,6 +219,7 @@ def compile_graph(
         warnings.simplefilter("ignore")
         from torch._inductor.compile_fx import compile_fx_inner  # takes a second to import
 
+    start_compiler().join()
     output = module.graph.output_node()
     results: Any = output.args[0]
     output.meta["user_visible_output_idxs"] = list(range(len(results)))
@@ -264,20 +264,6 @@ def _as_graphs_without_products() -> Iterator[None]:
             yield
     finally:
         FxGraphCachePickler.debug_lines = describe  # type: ignore[method-assign]
-
-
-@functools.cache
-def _warm_compiler() -> None:
-    """Let Inductor ask beside what follows what it asks once, by starting processes: which instructions there are."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from torch._inductor.cpu_vec_isa import pick_vec_isa  # not in the thread: traces patch what is imported
-
-    def ask() -> None:
-        with contextlib.suppress(Exception):  # whatever it is, compiling says it again
-            pick_vec_isa()
-
-    threading.Thread(target=ask, daemon=True, name="memfit-compiler").start()
 
 
 @functools.cache

@@ -4,11 +4,17 @@ Note [Seen in steps]
     What a layout is worth depends on sizes, on the library of convolutions and on the processor, and not on single
     operators alone: gradients of weights are copied into the layout of the weights. So a few real steps are run each
     way, in turns, with the model's own operators. They leave nothing behind.
+
+Note [Three may be enough]
+    The first step of each way warms up, so it is slower than others. If the first with channels last is fast enough
+    beside the second of the model's own, so would be another; if the second with channels last is too slow beside the
+    first of the model's own, so would be another. Where steps take seconds, one less counts.
 """
 
+import dataclasses
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -38,37 +44,81 @@ def with_layout(
         return plain, None
     unplanned = traced_as_eager(model, sample, recipe, with_hooks=with_hooks)
     assert unplanned is not None
-    if not could_run_here(unplanned.graph, OptimizerMemory()) or not _is_worth_it(model, sample, recipe):
+    if not could_run_here(unplanned.graph, OptimizerMemory()):
         return plain, None
-    return recipe, unplanned
+    trial = _Trial(lambda: step_seconds(model, sample, recipe))
+    with nothing_remains(model, sample), torch.enable_grad():
+        if not trial.is_worth_it():
+            return plain, None
+    return recipe, dataclasses.replace(unplanned, step_us=min(trial.own_s) * 1e6)
 
 
 def _has_convolutions(model: nn.Module) -> bool:
     return any(isinstance(each, nn.Conv2d | nn.ConvTranspose2d) for each in model.modules())
 
 
-def _is_worth_it(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:
-    """See Note [Seen in steps]."""
-    own_s: list[float] = []
-    laid_out_s: list[float] = []
-    with nothing_remains(model, sample), torch.enable_grad():
+class _Trial:
+    """Seconds of steps each way, see Note [Seen in steps]."""
+
+    def __init__(self, step_s: Callable[[], float]) -> None:
+        self._step_s = step_s
+        self.own_s: list[float] = []
+        self.laid_out_s: list[float] = []
+
+    def is_worth_it(self) -> bool:
+        try:
+            ratio = self._ratio()
+        except _NotForThisModel as error:
+            log.info("channels last are not for this model: %s", error)
+            return False
+        log.info("with channels last a step takes %.2f of the time", ratio)
+        return ratio < _WORTH_IT
+
+    def _ratio(self) -> float:
+        """Of the time with channels last to that without."""
         end = time.monotonic() + _SECONDS
-        while len(own_s) < 2 or (_is_unclear(own_s, laid_out_s) and len(own_s) <= _PAIRS and time.monotonic() < end):
-            own_s.append(step_seconds(model, sample, recipe))
-            try:
-                with ChannelsLast():
-                    laid_out_s.append(step_seconds(model, sample, recipe))
-            except Exception as error:  # `view` on what lies otherwise than the model expects
-                log.info("channels last are not for this model: %s", first_line(error))
-                return False
-    ratio = _ratio(own_s, laid_out_s)
-    log.info("with channels last a step takes %.2f of the time", ratio)
-    return ratio < _WORTH_IT
+        self._run_own()
+        self._run_laid_out()
+        early = self._early_ratio()
+        if early is not None:
+            return early
+        while self._is_unclear() and len(self.own_s) <= _PAIRS and time.monotonic() < end:
+            self._run_own()
+            self._run_laid_out()
+        return self._warm_ratio()
+
+    def _early_ratio(self) -> float | None:
+        """After three steps, if these are enough, see Note [Three may be enough]; else four are run."""
+        if self.laid_out_s[0] < self.own_s[0]:
+            self._run_own()
+            ratio = self.laid_out_s[0] / self.own_s[1]
+            if ratio < _WORTH_IT:
+                return ratio
+            self._run_laid_out()
+        else:
+            self._run_laid_out()
+            ratio = self.laid_out_s[1] / self.own_s[0]
+            if ratio >= _WORTH_IT:
+                return ratio
+            self._run_own()
+        return None
+
+    def _run_own(self) -> None:
+        self.own_s.append(self._step_s())
+
+    def _run_laid_out(self) -> None:
+        try:
+            with ChannelsLast():
+                self.laid_out_s.append(self._step_s())
+        except Exception as error:  # `view` on what lies otherwise than the model expects
+            raise _NotForThisModel(first_line(error)) from error
+
+    def _warm_ratio(self) -> float:
+        return min(self.laid_out_s[1:]) / min(self.own_s[1:])
+
+    def _is_unclear(self) -> bool:
+        return abs(self._warm_ratio() - _WORTH_IT) < _CLEAR
 
 
-def _ratio(own_s: Sequence[float], laid_out_s: Sequence[float]) -> float:
-    return min(laid_out_s[1:]) / min(own_s[1:])  # the first of each warm up
-
-
-def _is_unclear(own_s: Sequence[float], laid_out_s: Sequence[float]) -> bool:
-    return abs(_ratio(own_s, laid_out_s) - _WORTH_IT) < _CLEAR
+class _NotForThisModel(Exception):
+    """It cannot run with channels last."""

@@ -35,7 +35,7 @@ from memfit.plan.problem import Costs, handed_out_together
 from memfit.plan.simulate import simulate
 from memfit.recipe import Recipe, without_channels_last
 
-_FEW_GONE = 20  # operations that are run alone rather than in a step
+_FEW_GONE = 20  # operations that do not look alike and are run alone rather than in a step
 _PLAIN_STEPS_S = 2.0  # for steps as they are before the graph is rewritten
 
 
@@ -167,10 +167,13 @@ def prepare(
     if plain.is_rewritten_as(eager):
         plain_costs = operator_costs(plain.graph, device, recipe.progress, quiet) if measured else {}
         sized_plain, plain_workspaces = _with_costs(plain.graph, plain_costs)
-        rewritten = None if unplanned else eager
-        plain_us = _step_us(plain, sized_plain, rewritten, model, sample, recipe, runs_here=runs_here)
-        own_us = _own_us(sized, fresh_us, in_place_us)
-        step_us = sum(plain_us.values()) if unplanned else _before_rewriting(plain.graph, plain_us, own_us)
+        if unplanned is not None and unplanned.step_us is not None and is_slow(sized_plain, _PLAIN_STEPS_S):
+            step_us = unplanned.step_us  # what goes on around the operators is little there
+        else:
+            rewritten = None if unplanned else eager
+            plain_us = _step_us(plain, sized_plain, rewritten, model, sample, recipe, runs_here=runs_here)
+            own_us = _own_us(sized, fresh_us, in_place_us)
+            step_us = sum(plain_us.values()) if unplanned else _before_rewriting(plain.graph, plain_us, own_us)
     else:
         sized_plain, plain_workspaces = sized, workspaces
     unplanned_step = simulate(
@@ -251,6 +254,7 @@ class Traced:
 
     module: fx.GraphModule
     graph: Graph
+    step_us: float | None = None  # of a real step, if some were run
 
     @classmethod
     def of(cls, joint: Joint) -> "Traced":
@@ -324,11 +328,11 @@ def _step_us(
     """
     if not runs_here:
         return roofline_times(graph, recipe.device)
-    kept = () if rewritten is None else rewritten.operations
-    gone = {each.name for each in graph.operations} - {each.name for each in kept}
-    if rewritten is None or len(gone) > _FEW_GONE or not is_slow(graph, _PLAIN_STEPS_S):
+    kept = set() if rewritten is None else {each.name for each in rewritten.operations}
+    gone = [each for each in graph.operations if each.signature and each.name not in kept]
+    signatures = {each.name: each.signature for each in gone}
+    if rewritten is None or len(set(signatures.values())) > _FEW_GONE or not is_slow(graph, _PLAIN_STEPS_S):
         return own_times(plain.module, graph, model, sample, steps=3, time_limit_s=_PLAIN_STEPS_S)
-    signatures = {each.name: each.signature for each in graph.operations if each.name in gone and each.signature}
     costs = measured_costs(signatures.values(), device=device_of(model), timed=True)
     times_us = {name: costs[signature].time_us for name, signature in signatures.items() if signature in costs}
     return {name: time_us for name, time_us in times_us.items() if time_us is not None}

@@ -240,6 +240,35 @@ def test_results_lie_as_they_do_without() -> None:
     assert unplanned(batch()).is_contiguous()
 
 
+@pytest.mark.parametrize(
+    ("seconds", "worth_it"),
+    [
+        ([1.3, 0.9, 1.0], True),  # own, laid out, own: the first of a way is no faster than its second
+        ([1.3, 1.2, 1.0, 0.8], True),
+        ([1.3, 1.2, 1.0, 0.99, 1.0, 0.99, 1.0, 0.99], False),
+        ([1.1, 1.4, 1.2], False),  # own, laid out, laid out
+        ([1.3, 1.4, 0.8, 0.7], False),
+        ([1.3, 1.4, 0.6, 1.0], True),
+    ],
+)
+def test_no_more_steps_are_run_than_it_takes(seconds: list[float], worth_it: bool) -> None:
+    left = list(seconds)
+    trial = layout._Trial(lambda: left.pop(0))
+    assert trial.is_worth_it() is worth_it
+    assert left == []
+
+
+@pytest.mark.usefixtures("one_thread", "_faster")
+def test_steps_of_the_trial_are_known_where_steps_are_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "is_slow", lambda *_: True)
+    monkeypatch.delattr(prepare, "own_times")
+    seconds = iter([3.0, 1.0, 2.0])
+    monkeypatch.setattr(layout, "step_seconds", lambda *_: next(seconds))
+    plan = memfit.plan(Images(), batch(), budget=10**9, allow=ALLOW, time_limit=1)
+    assert "channels-last" in plan.allow
+    assert plan.step_us == 2e6
+
+
 @pytest.mark.usefixtures("one_thread", "_faster")
 def test_slow_steps_are_compared_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     model, images = Images(), batch()

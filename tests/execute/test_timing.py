@@ -1,5 +1,7 @@
+import contextlib
 import math
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -91,15 +93,41 @@ def test_the_gradient_of_a_tied_parameter_takes_time_to_add_up():
 
 
 @pytest.mark.parametrize(
-    ("steps", "seconds", "plain", "other"), [(5, 0.0, 1, 1), (1, 60.0, 1, 1), (2, 60.0, 2, 2), (5, 60.0, 5, 5)]
+    ("steps", "seconds", "plain", "other", "both"),
+    [(5, 0.0, 1, 0, 1), (1, 60.0, 1, 1, 0), (2, 60.0, 2, 2, 0), (5, 60.0, 5, 5, 0)],
 )
-def test_steps_are_as_many_as_asked_for_and_the_time_allows(steps, seconds, plain, other, monkeypatch):
+def test_steps_are_as_many_as_asked_for_and_the_time_allows(steps, seconds, plain, other, both, monkeypatch):
     runs = []
+    run_both = TimedStep.run_both
+    monkeypatch.setattr(TimedStep, "run_both", lambda self: runs.append("both") or run_both(self))
     monkeypatch.setattr(timing, "is_slow", lambda *_: False)
     run = TimedStep.run
     monkeypatch.setattr(TimedStep, "run", lambda self, **options: runs.append(bool(options)) or run(self, **options))
     timed(nn.Linear(2, 2), torch.randn(1, 2), steps=steps, time_limit_s=seconds)
-    assert (runs.count(False), runs.count(True)) == (plain, other)
+    assert (runs.count(False), runs.count(True), runs.count("both")) == (plain, other, both)
+
+
+@pytest.mark.parametrize(
+    ("totals_us", "runs"), [([100, 103], 2), ([130, 100, 101], 3), ([130, 100, 120, 140, 170], 5), ([100], 1)]
+)
+def test_slow_steps_are_run_until_two_agree(totals_us, runs):
+    left = list(totals_us)
+    step = SimpleNamespace(running=contextlib.nullcontext, run_both=lambda: ({"relu": left.pop(0)}, {}))
+    deadline = time.perf_counter() + (60.0 if runs > 1 else -1.0)
+    plain, other = timing._timed_slow_steps(step, 5, deadline)
+    assert left == []
+    assert len(plain) == len(other) == runs
+
+
+@pytest.mark.parametrize(("seconds", "runs"), [(60.0, 3), (0.0, 1)])
+def test_own_times_of_long_steps_are_seen_in_one(seconds, runs, monkeypatch):
+    seen = []
+    run = TimedStep.run
+    monkeypatch.setattr(TimedStep, "run", lambda self: seen.append(self) or run(self))
+    joint, graph, model, sample = captured(nn.Linear(2, 2), torch.randn(1, 2))
+    times_us = timing.own_times(joint.graph_module, graph, model, sample, steps=3, time_limit_s=seconds)
+    assert len(seen) == runs
+    assert list(times_us) == [each.name for each in graph.operations]
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -166,6 +166,25 @@ def test_a_kernel_that_does_not_compile_is_given_up_alone(monkeypatch: pytest.Mo
     assert made.failure == "RuntimeError: the compiler ended with 1"
 
 
+def test_where_a_kernel_cannot_be_loaded_instructions_are_believed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    compile_graph = _torch.compile_graph
+
+    def compiled(*args: Any) -> Any:
+        done.append("compiled")
+        if len(done) == 1:
+            raise ImportError("undefined symbol: Sleef_expf16_u10")
+        return compile_graph(*args)
+
+    monkeypatch.setattr(_torch, "compile_graph", compiled)
+    monkeypatch.setattr(stretch_module, "believe_no_more", lambda: done.append("believed no more"))
+    made = stretch_of(graph_of())
+    one, other = torch.randn(4, 6), torch.randn(4, 6)
+    assert torch.equal(made(one, other), (one * 2).relu() + other)
+    assert made.is_compiled
+    assert done == ["compiled", "believed no more", "compiled"]
+
+
 def test_each_is_compiled_once_and_the_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[Stretch] = []
 

@@ -30,6 +30,9 @@ from memfit.ops.stretch import Stretch
 
 log = logging.getLogger(__name__)
 
+_FEW = 8  # steps or fewer in the time there is: each counts then
+_AGREE = 0.08  # of a step: so near each other are two that nothing disturbed
+
 _Typical = dict[tuple[str, bool], float]  # microseconds by signature and whether it ran in place
 
 
@@ -66,8 +69,11 @@ def operation_times(
     """
     left_out = [each for each in graph.alternatives if find_function(each.target) in (like or {})]
     step = TimedStep(module, graph, model, sample, [each.name for each in left_out])
-    timed_steps = _timed_slow_steps if is_slow(graph, time_limit_s) else _timed_steps
-    plain, other = _undisturbed(graph, *timed_steps(step, steps, time_limit_s))
+    if is_slow(graph, time_limit_s):
+        times = _timed_slow_steps(step, steps, time.perf_counter() + time_limit_s)
+    else:
+        times = _timed_steps(step, steps, time_limit_s)
+    plain, other = _undisturbed(graph, *times)
     typical = _typical(graph, plain, other)
     typical |= _typical_like(graph, typical, left_out, like or {})
     per_byte_us = _per_byte_us(graph, typical)
@@ -97,10 +103,12 @@ def own_times(
 ) -> Mapping[str, float]:
     """Microseconds of the model's own operations in the form in which the eager run has them, by name."""
     step = TimedStep(module, graph, model, sample)
-    deadline = time.perf_counter() + time_limit_s
+    start = time.perf_counter()
     plain: list[Times] = []
     with step.running():
-        while not plain or (len(plain) < steps and time.perf_counter() < deadline):
+        plain.append(step.run())
+        is_long = time.perf_counter() > start + time_limit_s / 4  # then what warms up is little
+        while not is_long and len(plain) < steps and time.perf_counter() < start + time_limit_s:
             plain.append(step.run())
     plain, _ = _undisturbed(graph, plain[1:] or plain, [])
     typical = _typical(graph, plain, [])
@@ -182,12 +190,15 @@ def _bytes(graph: Graph, operation: Operation) -> int:
 
 def _timed_steps(step: TimedStep, steps: int, time_limit_s: float) -> tuple[list[Times], list[Times]]:
     """Plain steps and steps in other forms in turns; those that warm up are left out if there are more."""
-    deadline = time.perf_counter() + time_limit_s
+    start = time.perf_counter()
+    deadline = start + time_limit_s
     plain: list[Times] = []
     other: list[Times] = []
     with step.running():
         while not other or (len(plain) < steps and time.perf_counter() < deadline):
             plain.append(step.run())
+            if not other and time.perf_counter() > start + time_limit_s / _FEW:
+                return _timed_slow_steps(step, steps, deadline, plain)
             if not other or time.perf_counter() < deadline:
                 other.append(step.run(other_forms=True))
     return plain[1:] or plain, other[1:] or other
@@ -199,11 +210,23 @@ def is_slow(graph: Graph, time_limit_s: float) -> bool:
     return sum(estimated_us[each.name] for each in graph.operations) > time_limit_s * 1e6 / 4
 
 
-def _timed_slow_steps(step: TimedStep, steps: int, time_limit_s: float) -> tuple[list[Times], list[Times]]:
+def _timed_slow_steps(
+    step: TimedStep, steps: int, deadline: float, before: Sequence[Times] = ()
+) -> tuple[list[Times], list[Times]]:
     """Times in the plain form and in others, seen in the same steps, see Note [Slow steps] in `timed_step.py`."""
-    deadline = time.perf_counter() + time_limit_s
-    runs: list[tuple[Times, Times]] = []
+    plain = list(before)
+    other: list[Times] = []
     with step.running():
-        while not runs or (len(runs) < steps and time.perf_counter() < deadline):
-            runs.append(step.run_both())
-    return [plain for plain, _ in runs], [other for _, other in runs]
+        while not other or (len(plain) < steps and time.perf_counter() < deadline and not _agree(plain)):
+            own, others = step.run_both()
+            plain.append(own)
+            other.append(others)
+    return plain, other
+
+
+def _agree(runs: Sequence[Times]) -> bool:
+    """Whether nothing disturbed the last two, so that more would say the same."""
+    if len(runs) < 2:
+        return False
+    before_us, last_us = (sum(each.values()) for each in runs[-2:])
+    return abs(before_us - last_us) < _AGREE * last_us

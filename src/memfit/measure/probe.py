@@ -105,10 +105,11 @@ _PREPARATIONS = {"aten.mkldnn_rnn_layer_backward.default": _with_rnn_workspace}
 
 
 def _measure(operator: Any, args: list[Any], kwargs: dict[str, Any], *, timed: bool) -> OperatorCost:
-    results: list[Any] = [operator(*args, **kwargs)]  # the first call may prepare something once
-    output_bytes = tuple(_fresh_bytes(results.pop(), (args, kwargs)))
+    if _on_cuda(args):
+        operator(*args, **kwargs)  # the first call may prepare something once; on a CPU not in torch's memory
+    results: list[Any] = []
     rise_bytes = _rise(lambda: results.append(operator(*args, **kwargs)), args)
-    results.clear()
+    output_bytes = tuple(_fresh_bytes(results.pop(), (args, kwargs)))
     return OperatorCost(
         workspace_bytes=max(0, rise_bytes - sum(output_bytes)),
         output_bytes=output_bytes,

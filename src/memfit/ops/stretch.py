@@ -32,6 +32,7 @@ import torch
 from torch import fx
 
 from memfit import _torch
+from memfit._compiler_start import believe_no_more
 from memfit._kept_kernels import keep_kernel, kept_kernel, place_of
 from memfit.collecting import collected_later
 from memfit.errors import first_line
@@ -133,8 +134,9 @@ class Stretch:
         self._finish = None
 
     def _try_again(self, error: Exception) -> None:
-        """Without the cache, if a damaged file of it may be the cause."""
+        """Without the cache, if a damaged file of it may be the cause, and without believing in instructions."""
         if isinstance(error, OSError | ImportError) or type(error).__name__ == "CppCompileError":
+            believe_no_more()
             self._compile_afresh(error)
         else:
             self._give_up(error)
