@@ -72,6 +72,7 @@ from typing import Any
 import torch
 import torch._functorch.config
 import torch._inductor.config
+import torch.compiler.config
 import torch.distributed
 import torch.fx.traceback
 from torch import fx, nn
@@ -93,7 +94,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
 
-from memfit._compiler_start import start_compiler
+from memfit._compiler_start import instructions, start_compiler
 from memfit._kernel_batches import compile_the_rest, in_batches
 
 __all__ = [
@@ -229,7 +230,7 @@ def compile_graph(
         warnings.simplefilter("ignore")  # about torch's own ways
         with mode:
             values = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for x in inputs]
-        with _kernels_later() as waiting, in_batches(), _as_graphs_without_products():
+        with _kernels_later() as waiting, in_batches(), _as_graphs_without_products(), _known_by_instructions():
             compiled: Any = compile_fx_inner(module, values)
 
     def finish() -> None:
@@ -250,6 +251,15 @@ def _mode_for_kernels() -> FakeTensorMode:
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     return FakeTensorMode(shape_env=ShapeEnv())
+
+
+def _known_by_instructions() -> contextlib.AbstractContextManager[None]:
+    """See Note [Graphs by instructions] in `_compiler_start.py`."""
+    own: str = torch.compiler.config.cache_key_tag
+    patched: contextlib.AbstractContextManager[None] = torch.compiler.config.patch(
+        cache_key_tag=f"{own} {instructions()}"
+    )
+    return patched
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ Note [Seen in steps]
 Note [Three may be enough]
     The first step of each way warms up, so it is slower than others. If the first with channels last is fast enough
     beside the second of the model's own, so would be another; if the second with channels last is too slow beside the
-    first of the model's own, so would be another. Where steps take seconds, one less counts.
+    first of the model's own, so would be another. Where steps take seconds, one less counts; where they do not, three
+    are enough only if they are clear.
 """
 
 import dataclasses
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 _WORTH_IT = 0.94  # of the time; above that the copies at both ends may take it back
 _CLEAR = 0.1  # away from that, one pair is enough
 _PAIRS, _SECONDS = 3, 3.0
+_LONG_S = 1.0  # a step
 
 
 def with_layout(
@@ -92,16 +94,19 @@ class _Trial:
         if self.laid_out_s[0] < self.own_s[0]:
             self._run_own()
             ratio = self.laid_out_s[0] / self.own_s[1]
-            if ratio < _WORTH_IT:
+            if ratio < _WORTH_IT - self._margin():
                 return ratio
             self._run_laid_out()
         else:
             self._run_laid_out()
             ratio = self.laid_out_s[1] / self.own_s[0]
-            if ratio >= _WORTH_IT:
+            if ratio >= _WORTH_IT + self._margin():
                 return ratio
             self._run_own()
         return None
+
+    def _margin(self) -> float:
+        return 0.0 if self.own_s[0] > _LONG_S else _CLEAR
 
     def _run_own(self) -> None:
         self.own_s.append(self._step_s())

@@ -36,6 +36,7 @@ from memfit.plan.simulate import simulate
 from memfit.recipe import Recipe, without_channels_last
 
 _FEW_GONE = 20  # operations that do not look alike and are run alone rather than in a step
+_LONG_STEP_US = 1e6  # on a CPU: little of it is around the operators
 _PLAIN_STEPS_S = 2.0  # for steps as they are before the graph is rewritten
 
 
@@ -50,7 +51,7 @@ class Prepared:
     optimizer: OptimizerMemory
     granularity_bytes: int
     unplanned_peak_bytes: int  # of the plain eager run
-    unplanned_step_us: float | None  # of its operators; None: those of the graph, which was not rewritten
+    unplanned_step_us: float | None  # of its operators, or of a long step; None: those of the graph, not rewritten
     is_measured: bool  # whether operators were run, to learn what they allocate
     times_measured: bool
     rewrites: tuple[str, ...]
@@ -167,8 +168,9 @@ def prepare(
     if plain.is_rewritten_as(eager):
         plain_costs = operator_costs(plain.graph, device, recipe.progress, quiet) if measured else {}
         sized_plain, plain_workspaces = _with_costs(plain.graph, plain_costs)
-        if unplanned is not None and unplanned.step_us is not None and is_slow(sized_plain, _PLAIN_STEPS_S):
-            step_us = unplanned.step_us  # what goes on around the operators is little there
+        seen_us = None if unplanned is None else unplanned.step_us
+        if seen_us is not None and seen_us > _LONG_STEP_US and device == "cpu":
+            step_us = seen_us
         else:
             rewritten = None if unplanned else eager
             plain_us = _step_us(plain, sized_plain, rewritten, model, sample, recipe, runs_here=runs_here)

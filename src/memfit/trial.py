@@ -1,10 +1,9 @@
 """How long real steps of a model take in one way or another. They leave nothing behind.
 
 Note [Nobody notices]
-    Captured calls take parameters, buffers and arguments as they are given. They are given others that share their
-    memory: so gradients come to those, and hooks on parameters, which may count or wait for other ranks, are not
-    called. The strides stay, for which kernels were compiled. Calls that write into parameters or arguments are not
-    tried.
+    Steps are run with other parameters and buffers that share the memory of the model's own: so gradients come to
+    those, and hooks on parameters, which may count or wait for other ranks, are not called. The strides stay, for which
+    kernels were compiled. Captured calls that write into parameters or arguments are not tried.
 """
 
 import logging
@@ -14,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from memfit.capture.rehearse import differentiate, nothing_remains, step
+from memfit.capture.rehearse import differentiate, nothing_remains
 from memfit.capture.sample import Sample
 from memfit.describe import device_of, is_fake
 from memfit.errors import first_line
@@ -42,10 +42,13 @@ def can_run_steps(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:
 
 def step_seconds(model: nn.Module, sample: Sample, recipe: Recipe) -> float:
     """Of one step, the way the model runs at the moment."""
-    own = _own_copy(sample)
+    states = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    others, own = _sharing_memory(states), _own_copy(sample)  # see Note [Nobody notices]
+    torch.manual_seed(0)
     _wait_for(model)
     start = time.perf_counter()
-    step(model, own, seed=0, backward_from=recipe.backward_from)
+    outputs = [functional_call(model, others, own.args, dict(own.kwargs))]
+    differentiate(outputs, seed=0, backward_from=recipe.backward_from)
     _wait_for(model)
     return time.perf_counter() - start
 
@@ -77,7 +80,6 @@ def _is_clear(seconds: Sequence[float]) -> bool:
 
 
 def _call_seconds(call: CompiledCall, model: nn.Module, sample: Sample, recipe: Recipe) -> float:
-    """See Note [Nobody notices]."""
     states, args, kwargs = _sharing_memory((states_of(model), sample.args, dict(sample.kwargs)))
     _wait_for(model)
     start = time.perf_counter()

@@ -108,15 +108,33 @@ def test_steps_are_as_many_as_asked_for_and_the_time_allows(steps, seconds, plai
 
 
 @pytest.mark.parametrize(
-    ("totals_us", "runs"), [([100, 103], 2), ([130, 100, 101], 3), ([130, 100, 120, 140, 170], 5), ([100], 1)]
+    ("before_us", "times_us", "kept_us"),
+    [
+        ([], [100, 103], [100, 103]),
+        ([], [130, 100, 101], [100, 101]),  # the first has warmed up
+        ([], [130, 100, 120, 100, 100], [100, 100, 100]),
+        ([102], [100], [100]),
+        ([130], [100, 101], [100, 101]),
+        ([100], [130, 100, 120, 150, 160], [100]),
+    ],
 )
-def test_slow_steps_are_run_until_two_agree(totals_us, runs):
-    left = list(totals_us)
-    step = SimpleNamespace(running=contextlib.nullcontext, run_both=lambda: ({"relu": left.pop(0)}, {}))
-    deadline = time.perf_counter() + (60.0 if runs > 1 else -1.0)
-    plain, other = timing._timed_slow_steps(step, 5, deadline)
+def test_slow_steps_are_run_until_two_agree_and_those_that_were_disturbed_do_not_count(before_us, times_us, kept_us):
+    left = list(times_us)
+
+    def run_both():
+        time_us = left.pop(0)
+        return {"relu": time_us, "alternative": 50}, {"alternative": time_us}
+
+    step = SimpleNamespace(running=contextlib.nullcontext, run_both=run_both)
+    before = [{"relu": each} for each in before_us]
+    plain, other = timing._timed_slow_steps(step, 5, time.perf_counter() + 60, before)
     assert left == []
-    assert len(plain) == len(other) == runs
+    assert [each["relu"] for each in plain] == [each["alternative"] for each in other] == kept_us
+
+
+def test_slow_steps_end_with_the_time():
+    step = SimpleNamespace(running=contextlib.nullcontext, run_both=lambda: ({"relu": 1.0}, {}))
+    assert timing._timed_slow_steps(step, 5, time.perf_counter() - 1) == ([{"relu": 1.0}], [{}])
 
 
 @pytest.mark.parametrize(("seconds", "runs"), [(60.0, 3), (0.0, 1)])

@@ -1,11 +1,14 @@
 """Stretches by themselves: shared, named, compiled when needed, and right without a compiler."""
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import fx
+from torch._inductor.exc import InductorError
 
 from memfit import _torch
 from memfit._memory_events import memory_events
@@ -166,23 +169,49 @@ def test_a_kernel_that_does_not_compile_is_given_up_alone(monkeypatch: pytest.Mo
     assert made.failure == "RuntimeError: the compiler ended with 1"
 
 
-def test_where_a_kernel_cannot_be_loaded_instructions_are_believed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def failing_first(error: Exception, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is done, where the first kernel fails by an error."""
     done: list[str] = []
     compile_graph = _torch.compile_graph
 
     def compiled(*args: Any) -> Any:
         done.append("compiled")
         if len(done) == 1:
-            raise ImportError("undefined symbol: Sleef_expf16_u10")
+            raise error
         return compile_graph(*args)
 
+    @contextlib.contextmanager
+    def fresh() -> Iterator[None]:
+        done.append("without files")
+        yield
+
     monkeypatch.setattr(_torch, "compile_graph", compiled)
-    monkeypatch.setattr(stretch_module, "believe_no_more", lambda: done.append("believed no more"))
+    monkeypatch.setattr(_torch, "fresh_kernel_cache", fresh)
+    return done
+
+
+@pytest.mark.parametrize("is_inductor_s", [False, True])
+@pytest.mark.parametrize(
+    ("finds_others", "expected", "kept"),
+    [(True, ["compiled", "compiled"], 1), (False, ["compiled", "without files", "compiled"], 0)],
+)
+def test_a_kernel_that_fails_is_compiled_for_other_instructions_or_without_files(
+    is_inductor_s: bool,
+    finds_others: bool,
+    expected: list[str],
+    kept: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    error: Exception = ImportError("undefined symbol: Sleef_expf16_u10")
+    done = failing_first(InductorError(error, None) if is_inductor_s else error, monkeypatch)
+    monkeypatch.setattr(stretch_module, "believe_no_more", lambda: finds_others)
     made = stretch_of(graph_of())
     one, other = torch.randn(4, 6), torch.randn(4, 6)
     assert torch.equal(made(one, other), (one * 2).relu() + other)
     assert made.is_compiled
-    assert done == ["compiled", "believed no more", "compiled"]
+    assert done == expected
+    assert len(list(tmp_path.rglob("*.json"))) == kept
 
 
 def test_each_is_compiled_once_and_the_progress_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,7 +189,7 @@ def _bytes(graph: Graph, operation: Operation) -> int:
 
 
 def _timed_steps(step: TimedStep, steps: int, time_limit_s: float) -> tuple[list[Times], list[Times]]:
-    """Plain steps and steps in other forms in turns; those that warm up are left out if there are more."""
+    """Plain steps and steps in other forms in turns; the first ones warm up and are left out if there are more."""
     start = time.perf_counter()
     deadline = start + time_limit_s
     plain: list[Times] = []
@@ -213,20 +213,27 @@ def is_slow(graph: Graph, time_limit_s: float) -> bool:
 def _timed_slow_steps(
     step: TimedStep, steps: int, deadline: float, before: Sequence[Times] = ()
 ) -> tuple[list[Times], list[Times]]:
-    """Times in the plain form and in others, seen in the same steps, see Note [Slow steps] in `timed_step.py`."""
-    plain = list(before)
-    other: list[Times] = []
+    """Times in the plain form and in others, seen in the same steps, see Note [Slow steps] in `timed_step.py`.
+
+    Plain steps that were run `before` have warmed up. Of the others those are left out that are slower than the rest.
+    """
+    runs: list[tuple[Times, Times]] = []
     with step.running():
-        while not other or (len(plain) < steps and time.perf_counter() < deadline and not _agree(plain)):
-            own, others = step.run_both()
-            plain.append(own)
-            other.append(others)
-    return plain, other
+        while not runs or (len(runs) < steps and time.perf_counter() < deadline and not _agree(before, runs)):
+            runs.append(step.run_both())
+    alike = _alike_us(before, runs)[len(before) :]
+    kept = [run for run, total_us in zip(runs, alike, strict=True) if total_us <= (1 + _AGREE) * min(alike)]
+    return [plain for plain, _ in kept], [other for _, other in kept]
 
 
-def _agree(runs: Sequence[Times]) -> bool:
+def _agree(before: Sequence[Times], runs: Sequence[tuple[Times, Times]]) -> bool:
     """Whether nothing disturbed the last two, so that more would say the same."""
-    if len(runs) < 2:
-        return False
-    before_us, last_us = (sum(each.values()) for each in runs[-2:])
-    return abs(before_us - last_us) < _AGREE * last_us
+    last = _alike_us(before, runs)[-2:]
+    return len(last) == 2 and max(last) <= (1 + _AGREE) * min(last)
+
+
+def _alike_us(before: Sequence[Times], runs: Sequence[tuple[Times, Times]]) -> list[float]:
+    """What operations took together that are in all of some steps."""
+    plain = [*before, *(own for own, _ in runs)]
+    common = set.intersection(*(set(each) for each in plain))
+    return [sum(each[name] for name in common) for each in plain]

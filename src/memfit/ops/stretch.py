@@ -32,7 +32,7 @@ import torch
 from torch import fx
 
 from memfit import _torch
-from memfit._compiler_start import believe_no_more
+from memfit._compiler_start import believe_no_more, instructions
 from memfit._kept_kernels import keep_kernel, kept_kernel, place_of
 from memfit.collecting import collected_later
 from memfit.errors import first_line
@@ -134,12 +134,27 @@ class Stretch:
         self._finish = None
 
     def _try_again(self, error: Exception) -> None:
-        """Without the cache, if a damaged file of it may be the cause, and without believing in instructions."""
-        if isinstance(error, OSError | ImportError) or type(error).__name__ == "CppCompileError":
-            believe_no_more()
-            self._compile_afresh(error)
-        else:
+        """For other instructions if those that were believed may be the cause, else without files that are damaged."""
+        cause = getattr(error, "inner_exception", error)  # of what Inductor raises itself
+        if not isinstance(cause, OSError | ImportError) and type(cause).__name__ != "CppCompileError":
             self._give_up(error)
+        elif believe_no_more():
+            self._compile_for_others(cause)
+        else:
+            self._compile_afresh(cause)
+
+    def _compile_for_others(self, found: Exception) -> None:
+        """See Note [Believed until a kernel fails] in `_compiler_start.py`."""
+        try:
+            self._run, finish = self._compiled()
+            finish()
+        except Exception as error:
+            self._compile_afresh(error)
+            return
+        assert self._place is not None
+        keep_kernel(self._place, self._run)
+        self.failure = ""
+        log.info("a kernel was compiled anew for %s: %s", instructions() or "any processor", first_line(found))
 
     def _compiled(self) -> tuple[Callable[[list[Any]], Sequence[Any]], Callable[[], None]]:
         module = fx.GraphModule({}, copy.deepcopy(self.graph))  # Inductor changes what it is given
