@@ -255,9 +255,9 @@ def _mode_for_kernels() -> FakeTensorMode:
 
 def _known_by_instructions() -> contextlib.AbstractContextManager[None]:
     """See Note [Graphs by instructions] in `_compiler_start.py`."""
-    own: str = torch.compiler.config.cache_key_tag
-    patched: contextlib.AbstractContextManager[None] = torch.compiler.config.patch(
-        cache_key_tag=f"{own} {instructions()}"
+    settings: Any = torch.compiler.config
+    patched: contextlib.AbstractContextManager[None] = settings.patch(
+        cache_key_tag=f"{settings.cache_key_tag} {instructions()}"
     )
     return patched
 
