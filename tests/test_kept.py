@@ -10,8 +10,9 @@ from torch.fx import symbolic_trace
 import memfit
 from memfit._kept_kernels import place_of
 from memfit.capture import kept_graphs
-from memfit.files import cache_folder
+from memfit.files import cache_folder, write_atomically
 from memfit.kept import clear, kept
+from memfit.measure.cost import CostCache
 from memfit.ops.stretch import digest_of
 
 DAY_S = 24 * 60 * 60
@@ -55,6 +56,28 @@ def test_what_memfit_writes_is_found(folder) -> None:
     }
     assert len(written) == 5
     assert sum(each.size_bytes for each in kept()) == sum(path.stat().st_size for path in written)
+
+
+def test_what_killed_writers_left_is_found_when_nobody_can_be_writing_it(folder, monkeypatch) -> None:
+    left = []
+
+    def killed(temporary, _path) -> None:
+        left.append(temporary)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    monkeypatch.setattr(os, "unlink", lambda _path: None)
+    for place in (GRAPH, PLAN, CostCache("cpu").path.name):
+        with pytest.raises(KeyboardInterrupt):
+            write_atomically(folder / place, "12345")
+    monkeypatch.undo()
+    monkeypatch.setenv("MEMFIT_CACHE_DIR", str(folder))
+    assert len(left) == 3
+    assert counted(clear()) == {}
+    for path in left:
+        write(path, days=0.1)
+    assert counted(kept()) == counted(clear()) == {"unfinished files": 3}
+    assert not any(path.exists() for path in left)
 
 
 def test_when_it_was_used_is_told(folder) -> None:

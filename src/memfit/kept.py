@@ -17,14 +17,19 @@ from typing import NamedTuple
 
 from memfit.files import cache_folder
 
-_PATHS = {  # by kind: paths in the folder
-    "costs of operators": re.compile(r"[^/]+_torch-[^/]+_\d+-threads\.json"),
-    "graphs of stretches": re.compile(r"graphs/[0-9a-f]{16}/[0-9a-f]{16}\.json"),
-    "places of kernels": re.compile(r"kernels/[0-9a-f]{16}/[0-9a-f]{16}_?\.json"),
-    "plans": re.compile(r"plans/[^/]+-[0-9a-f]{24}/[0-9a-f]{24}\.json"),
+_NAMES = {  # by kind: folder and name
+    "costs of operators": ("", r"[^/]+_torch-[^/]+_\d+-threads\.json"),
+    "graphs of stretches": (r"graphs/[0-9a-f]{16}/", r"[0-9a-f]{16}\.json"),
+    "places of kernels": (r"kernels/[0-9a-f]{16}/", r"[0-9a-f]{16}_?\.json"),
+    "plans": (r"plans/[^/]+-[0-9a-f]{24}/", r"[0-9a-f]{24}\.json"),
+}
+_UNFINISHED = "unfinished files"  # of processes that were killed while they wrote, see `atomic_file` in `files.py`
+_PATHS = {kind: re.compile(folder + name) for kind, (folder, name) in _NAMES.items()} | {
+    _UNFINISHED: re.compile("|".join(rf"{folder}\.{name}\.\d+\.\d+" for folder, name in _NAMES.values()))
 }
 _BEGINNINGS = {"costs of operators": '"format": "memfit.costs"'}  # by kind without a hash in its names
 _DAY_S = 24 * 60 * 60
+_WRITTEN_DAYS = 1 / 24  # what was touched within the hour may be somebody's who is still writing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,9 +82,10 @@ def _files(kind: str) -> Iterator[_File]:
                 continue
             with contextlib.suppress(FileNotFoundError):  # another process is as tidy
                 state = path.stat()
-                unused_s = max(0.0, time.time() - max(state.st_mtime, state.st_atime))
-                if _begins(path, _BEGINNINGS.get(kind, ""), state):
-                    yield _File(path, state.st_size, unused_s / _DAY_S)
+                unused_days = max(0.0, time.time() - max(state.st_mtime, state.st_atime)) / _DAY_S
+                may_be_written = kind == _UNFINISHED and unused_days < _WRITTEN_DAYS
+                if not may_be_written and _begins(path, _BEGINNINGS.get(kind, ""), state):
+                    yield _File(path, state.st_size, unused_days)
 
 
 def _raise(error: OSError) -> None:
