@@ -4,6 +4,7 @@
     python -m benchmarks.duel gpt resnet      # those whose name contains one of the words
     python -m benchmarks.duel --budgets 1.0   # of torch.compile
     python -m benchmarks.duel --all-budgets   # 1.0, 0.9 ... 0.1
+    python -m benchmarks.duel --markdown      # prints what is known, runs nothing
 
 The race (`benchmarks.race`) has a process for each side, and ratios to the eager steps of that process. Where big
 blocks happen to lie makes eager steps of some models slower in one process than in another, which such ratios do not
@@ -76,6 +77,9 @@ def main() -> None:
     words = [word.lower() for word in options.words]
     names = [str(case) for case in (small_cases() if options.small else frontier_cases())]
     rows = _load(options.results)
+    if options.markdown:
+        print(markdown(list(rows.values())))
+        return
     for name in [each for each in names if not words or any(word in each.lower() for word in words)]:
         for row in _in_own_process(name, options):
             rows[name, row.budget] = row
@@ -213,11 +217,31 @@ def _table(rows: list[Row]) -> Table:
     return table
 
 
+def markdown(rows: list[Row]) -> str:
+    """A table of what was measured, with the budgets that have the same graphs in one row."""
+    lines = [
+        "| case | `activation_memory_budget` | part left: torch.compile, memfit | time to eager: torch.compile, memfit "
+        "| memfit to torch.compile |",
+        "|---|---|---|---|---|",
+    ]
+    for row in [each for each in rows if each.same_as is None]:
+        same = [each.budget for each in rows if each.case == row.case and each.same_as == row.budget]
+        budgets = ", ".join(map(str, [row.budget, *same]))
+        kernels = ", eager kernels" if row.eager_kernels else ""
+        lines.append(
+            f"| {row.case} | {budgets} | {row.compile_part:.2f}, {row.memfit_part:.2f} "
+            f"| {row.compile_to_eager:.2f}, {row.memfit_to_eager:.2f}{kernels} "
+            f"| {row.memfit_to_compile:.3f} ± {row.error:.3f} |"
+        )
+    return "\n".join(lines)
+
+
 def _options() -> argparse.Namespace:
     parser = words_and_results(__doc__, RESULTS)
     parser.add_argument("--budgets", nargs="+", type=float, default=list(QUICK_BUDGETS), help="of torch.compile")
     parser.add_argument("--all-budgets", dest="budgets", action="store_const", const=list(BUDGETS), help="1.0 to 0.1")
     parser.add_argument("--seconds", type=float, default=30.0, help="of rounds a row (%(default)s)")
+    parser.add_argument("--markdown", action="store_true", help="print the table of the docs")
     parser.add_argument("--small", action="store_true", help="small models, to try out the benchmark itself")
     parser.add_argument("--one", metavar="CASE", help=argparse.SUPPRESS)
     return parser.parse_args()

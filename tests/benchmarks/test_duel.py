@@ -81,6 +81,13 @@ def test_two_hundredths_are_no_slower() -> None:
     assert not dataclasses.replace(ROW, memfit_to_compile=1.021).is_no_slower
 
 
+def test_budgets_with_the_same_graphs_have_one_row_in_the_docs() -> None:
+    rows = [ROW, dataclasses.replace(ROW, budget=0.9, same_as=1.0), dataclasses.replace(ROW, budget=0.8)]
+    first, second = module.markdown(rows).splitlines()[2:]
+    assert first == "| tiny | 1.0, 0.9 | 0.50, 0.50 | 0.90, 0.90 | 1.020 ± 0.010 |"
+    assert second.startswith("| tiny | 0.8 |")
+
+
 def test_rows_are_found_again_unless_they_are_of_another_machine(tmp_path) -> None:
     path = tmp_path / "duel.json"
     assert module._load(path) == {}
