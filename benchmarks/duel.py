@@ -82,13 +82,23 @@ def main() -> None:
         return
     for name in [each for each in names if not words or any(word in each.lower() for word in words)]:
         for row in _in_own_process(name, options):
-            rows[name, row.budget] = row
+            rows = with_row(rows, row)
             print(f"{name} at {row.budget}: {row.memfit_to_compile:.3f} ± {row.error:.3f} of its time", flush=True)
             ordered = [rows[key] for key in sorted(rows, key=lambda key: (names.index(key[0]), -key[1]))]
-            _save(options.results, ordered, options.seconds)
+            _save(options.results, ordered)
     Console(width=None if sys.stdout.isatty() else 140).print(_table(list(rows.values())))
     slower = [f"{row.case} at {row.budget}" for row in rows.values() if row.same_as is None and not row.is_no_slower]
     sys.exit(f"slower than torch.compile: {', '.join(slower)}" if slower else 0)
+
+
+def with_row(rows: dict[tuple[str, float], Row], row: Row) -> dict[tuple[str, float], Row]:
+    """Rows with another one, by case and budget; those with the same graphs say what it says."""
+    same = {
+        key: dataclasses.replace(row, budget=each.budget, same_as=row.budget)
+        for key, each in rows.items()
+        if each.case == row.case and each.same_as == row.budget
+    }
+    return rows | same | {(row.case, row.budget): row}
 
 
 def duel(name: str, budgets: list[float], seconds: float, *, small: bool = False) -> Iterator[Row]:
@@ -186,8 +196,8 @@ def _setting() -> dict[str, Any]:
     }
 
 
-def _save(path: Path, rows: list[Row], seconds: float) -> None:
-    content = {**_setting(), "seconds": seconds, "rows": [dataclasses.asdict(row) for row in rows]}
+def _save(path: Path, rows: list[Row]) -> None:
+    content = {**_setting(), "rows": [dataclasses.asdict(row) for row in rows]}
     write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 

@@ -81,6 +81,15 @@ def test_two_hundredths_are_no_slower() -> None:
     assert not dataclasses.replace(ROW, memfit_to_compile=1.021).is_no_slower
 
 
+def test_what_is_measured_again_is_so_for_budgets_with_the_same_graphs() -> None:
+    same = dataclasses.replace(ROW, budget=0.9, same_as=1.0)
+    other = dataclasses.replace(same, case="another")
+    again = dataclasses.replace(ROW, memfit_to_compile=0.9)
+    rows = {(row.case, row.budget): row for row in (ROW, same, other)}
+    expected = {("tiny", 1.0): again, ("tiny", 0.9): dataclasses.replace(same, memfit_to_compile=0.9)}
+    assert module.with_row(rows, again) == expected | {("another", 0.9): other}
+
+
 def test_budgets_with_the_same_graphs_have_one_row_in_the_docs() -> None:
     rows = [ROW, dataclasses.replace(ROW, budget=0.9, same_as=1.0), dataclasses.replace(ROW, budget=0.8)]
     first, second = module.markdown(rows).splitlines()[2:]
@@ -91,7 +100,7 @@ def test_budgets_with_the_same_graphs_have_one_row_in_the_docs() -> None:
 def test_rows_are_found_again_unless_they_are_of_another_machine(tmp_path) -> None:
     path = tmp_path / "duel.json"
     assert module._load(path) == {}
-    module._save(path, [ROW], 30.0)
+    module._save(path, [ROW])
     assert module._load(path) == {("tiny", 1.0): ROW}
     path.write_text(json.dumps(json.loads(path.read_text()) | {"machine": "another"}))
     assert module._load(path) == {}
