@@ -38,7 +38,7 @@ from benchmarks.frontier_record import EagerRun
 from benchmarks.malloc import MALLOC_SETTINGS
 from benchmarks.measuring import Subject, peak_bytes, ratio, taking_turns
 from benchmarks.models import frontier_cases, small_cases
-from benchmarks.peers import BUDGETS, QUICK_BUDGETS, compile_budget, graphs_compiled
+from benchmarks.peers import BUDGETS, QUICK_BUDGETS, compile_budget, graphs_compiled, same_graphs
 from memfit.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results" / "duel.json"
@@ -106,16 +106,17 @@ def duel(name: str, budgets: list[float], seconds: float, *, small: bool = False
     case = next(each for each in (small_cases() if small else frontier_cases()) if str(each) == name)
     subject = Subject.of(case)
     eager = eager_run(subject, with_time=False)
-    known: dict[frozenset[str], Row] = {}
+    known: dict[frozenset[str], float] = {}  # budgets by what was compiled for them
+    rows: dict[float, Row] = {}
     for budget in budgets:
         torch.compiler.reset()
         compiled, graphs = _compiled(subject, budget)
-        before = known.get(graphs)
+        before = same_graphs(budget, graphs, known)
         if before is None:
-            known[graphs] = row = _row(subject, eager, compiled, budget, seconds)
+            rows[budget] = _row(subject, eager, compiled, budget, seconds)
         else:
-            row = dataclasses.replace(before, budget=budget, same_as=before.budget)
-        yield row
+            rows[budget] = dataclasses.replace(rows[before], budget=budget, same_as=before)
+        yield rows[budget]
 
 
 def _row(subject: Subject, eager: EagerRun, compiled: nn.Module, budget: float, seconds: float) -> Row:
@@ -147,12 +148,12 @@ def _planned(subject: Subject, budget_bytes: int) -> nn.Module:
     return planned
 
 
-def _compiled(subject: Subject, budget: float) -> tuple[nn.Module, frozenset[str]]:
+def _compiled(subject: Subject, budget: float) -> tuple[nn.Module, set[str]]:
     """By torch.compile, its first step run; with the hashes of its graphs."""
     compiled = cast(nn.Module, torch.compile(copy.deepcopy(subject.model)))
     with compile_budget(budget), graphs_compiled() as graphs:
         subject.step(compiled)
-    return compiled, frozenset(graphs)
+    return compiled, graphs
 
 
 def _in_own_process(name: str, options: argparse.Namespace) -> Iterator[Row]:

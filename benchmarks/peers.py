@@ -11,7 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch._functorch.config
@@ -26,6 +26,8 @@ BUDGETS = tuple(tenths / 10 for tenths in range(10, 0, -1))
 ESTIMATORS = ("flops", "profile")  # of what computing again costs, torch.compile's own; the first is its default
 _ONLY_ON_CUDA = {"profile"}  # it runs operators with a clock that is CUDA's
 QUICK_BUDGETS = (1.0, 0.5, 0.2)
+
+Setting = TypeVar("Setting")
 
 
 def peer_points(name: str, subject: Subject, *, quick: bool, limit_s: float, pairs_s: float) -> Iterator[PeerPoint]:
@@ -73,7 +75,7 @@ def _compile_points(
         torch.compiler.reset()
         setting = f"budget {budget:.1f}" + (f", {estimator}" if estimator != ESTIMATORS[0] else "")
         with compile_budget(budget, estimator), graphs_compiled() as graphs:
-            same_as = functools.partial(_same, setting, graphs, known)
+            same_as = functools.partial(same_graphs, setting, graphs, known)
             yield _measured(backend, setting, subject, compiled, limit_s, pairs_s, same_as)
 
 
@@ -88,10 +90,10 @@ def compile_budget(budget: float, estimator: str = ESTIMATORS[0]) -> contextlib.
     return patched
 
 
-def _same(setting: str, graphs: set[str], known: dict[frozenset[str], str]) -> str:
-    """The setting before for which the same was compiled, "" if there is none, or nothing was compiled."""
+def same_graphs(setting: Setting, graphs: set[str], known: dict[frozenset[str], Setting]) -> Setting | None:
+    """The setting before for which the same was compiled, None if there is none, or nothing was compiled."""
     before = known.setdefault(frozenset(graphs), setting) if graphs else setting
-    return "" if before == setting else before
+    return None if before == setting else before
 
 
 @contextlib.contextmanager
@@ -120,7 +122,7 @@ def _measured(
     make_model: Callable[[], nn.Module],
     limit_s: float,
     pairs_s: float,
-    same_as: Callable[[], str] = str,
+    same_as: Callable[[], str | None] = lambda: None,
 ) -> PeerPoint:
     """One point; of a setting that is the same as one before, which `same_as` says after its first step, only that."""
     try:

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 from memfit import _torch
 from memfit.capture.sample import Sample
 from memfit.measure.devices import CUDA_GRANULARITY_BYTES, Device
+from memfit.tensors import states_by_name
 
 
 def device_of(model: nn.Module) -> str:
@@ -44,7 +45,7 @@ def model_digest(model: nn.Module) -> str:
 
 def describe_states(model: nn.Module) -> list[str]:
     """Names, dtypes and shapes of all parameters and buffers, and which are trained."""
-    states = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    states = states_by_name(model).items()
     return [f"{name}: {_described(state)}{' trained' if state.requires_grad else ''}" for name, state in states]
 
 

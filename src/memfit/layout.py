@@ -23,6 +23,7 @@ from torch import nn
 from memfit.capture.layout import ChannelsLast
 from memfit.capture.rehearse import nothing_remains
 from memfit.capture.sample import Sample
+from memfit.describe import device_of
 from memfit.errors import first_line
 from memfit.ir import OptimizerMemory
 from memfit.prepare import Traced, could_run_here, traced_as_eager
@@ -52,7 +53,9 @@ def with_layout(
     with nothing_remains(model, sample), torch.enable_grad():
         if not trial.is_worth_it():
             return plain, None
-    return recipe, dataclasses.replace(unplanned, step_us=min(trial.own_s) * 1e6)
+    step_s = min(trial.own_s)
+    is_long = step_s > _LONG_S and device_of(model) == "cpu"  # then little of it is around the operators
+    return recipe, dataclasses.replace(unplanned, step_us=step_s * 1e6 if is_long else None)
 
 
 def _has_convolutions(model: nn.Module) -> bool:

@@ -36,7 +36,6 @@ from memfit.plan.simulate import simulate
 from memfit.recipe import Recipe, without_channels_last
 
 _FEW_GONE = 20  # operations that do not look alike and are run alone rather than in a step
-_LONG_STEP_US = 1e6  # on a CPU: little of it is around the operators
 _PLAIN_STEPS_S = 2.0  # for steps as they are before the graph is rewritten
 
 
@@ -168,9 +167,8 @@ def prepare(
     if plain.is_rewritten_as(eager):
         plain_costs = operator_costs(plain.graph, device, recipe.progress, quiet) if measured else {}
         sized_plain, plain_workspaces = _with_costs(plain.graph, plain_costs)
-        seen_us = None if unplanned is None else unplanned.step_us
-        if seen_us is not None and seen_us > _LONG_STEP_US and device == "cpu":
-            step_us = seen_us
+        if plain.step_us is not None:
+            step_us = plain.step_us
         else:
             rewritten = None if unplanned else eager
             plain_us = _step_us(plain, sized_plain, rewritten, model, sample, recipe, runs_here=runs_here)
@@ -256,7 +254,7 @@ class Traced:
 
     module: fx.GraphModule
     graph: Graph
-    step_us: float | None = None  # of a real step, if some were run
+    step_us: float | None = None  # of a real step, if some were run and little of them was around the operators
 
     @classmethod
     def of(cls, joint: Joint) -> "Traced":

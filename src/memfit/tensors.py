@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 
@@ -11,6 +12,11 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     if isinstance(tree, torch.Tensor):  # mostly; found sooner
         return [tree]
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def states_by_name(model: nn.Module) -> dict[str, torch.Tensor]:
+    """All parameters and buffers, tied ones by each of their names."""
+    return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
 
 
 def storage_key(tensor: torch.Tensor) -> int:

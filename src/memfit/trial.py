@@ -24,6 +24,7 @@ from memfit.execute.attach import states_of
 from memfit.execute.compiled import CompiledCall
 from memfit.execute.handover import is_watched
 from memfit.recipe import Recipe
+from memfit.tensors import states_by_name
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +43,7 @@ def can_run_steps(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:
 
 def step_seconds(model: nn.Module, sample: Sample, recipe: Recipe) -> float:
     """Of one step, the way the model runs at the moment."""
-    states = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
-    others, own = _sharing_memory(states), _own_copy(sample)  # see Note [Nobody notices]
+    others, own = _sharing_memory(states_by_name(model)), _own_copy(sample)  # see Note [Nobody notices]
     torch.manual_seed(0)
     _wait_for(model)
     start = time.perf_counter()

@@ -5,27 +5,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
+from tiny_case import CASE
 from torch import nn
 
 from benchmarks import duel as module
 from benchmarks.duel import Row, duel
 from benchmarks.measuring import Subject
-from benchmarks.models import Case
-
-CASE = Case(
-    name="tiny",
-    batch_size=256,
-    make_model=lambda: nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32)),
-    make_batch=lambda size: torch.randn(size, 32),
-    loss=lambda model, batch: model(batch).square().mean(),
-    sample=lambda batch: (batch,),
-)
 
 
-def graphs(budget: float) -> frozenset[str]:
-    """Of 0.2 and 0.1 the same."""
-    return frozenset({f"forward at {max(budget, 0.2)}", "backward"})
+def graphs(budget: float) -> set[str]:
+    """Of 0.2 and 0.1 the same, of more than all of the memory none."""
+    return {f"forward at {max(budget, 0.2)}", "backward"} if budget <= 1 else set()
 
 
 @pytest.fixture
@@ -60,6 +50,11 @@ def test_budgets_with_the_same_graphs_are_measured_once(budgets: list[int]) -> N
     assert len(budgets) == 2
     assert first.same_as is second.same_as is None
     assert third == dataclasses.replace(second, budget=0.1, same_as=0.2)
+
+
+def test_budgets_for_which_nothing_was_compiled_are_all_measured(budgets: list[int]) -> None:
+    assert [row.same_as for row in duel(str(CASE), [1.2, 1.1], 0.0)] == [None, None]
+    assert len(budgets) == 2
 
 
 ROW = Row(

@@ -1,19 +1,9 @@
 import pytest
-import torch
+from tiny_case import CASE
 from torch import nn
 
 from benchmarks import measuring
 from benchmarks.measuring import Subject, interleaved, peak_bytes, persistent_bytes
-from benchmarks.models import Case
-
-CASE = Case(
-    name="tiny",
-    batch_size=256,
-    make_model=lambda: nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32)),
-    make_batch=lambda size: torch.randn(size, 32),
-    loss=lambda model, batch: model(batch).square().mean(),
-    sample=lambda batch: (batch,),
-)
 
 
 def test_persistent_is_what_a_step_leaves() -> None:

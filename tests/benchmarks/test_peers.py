@@ -49,10 +49,10 @@ def test_compiled_budgets_are_measured() -> None:
 
 def test_a_setting_for_which_the_same_is_compiled_is_not_measured_again() -> None:
     known: dict[frozenset[str], str] = {}
-    assert peers._same("budget 1.0", {"a", "b"}, known) == ""
-    assert peers._same("budget 0.9", {"a", "c"}, known) == ""
-    assert peers._same("budget 0.8", {"b", "a"}, known) == "budget 1.0"
-    assert peers._same("budget 0.7", set(), known) == peers._same("budget 0.6", set(), known) == ""
+    assert peers.same_graphs("budget 1.0", {"a", "b"}, known) is None
+    assert peers.same_graphs("budget 0.9", {"a", "c"}, known) is None
+    assert peers.same_graphs("budget 0.8", {"b", "a"}, known) == "budget 1.0"
+    assert peers.same_graphs("budget 0.7", set(), known) is peers.same_graphs("budget 0.6", set(), known) is None
     point = peers._measured("peer", "budget 0.8", tiny(), chain, 60, 0.0, lambda: "budget 1.0")
     assert point.reason == "the same graphs as at budget 1.0"
     assert point.time_ratio is None

@@ -51,7 +51,7 @@ from memfit.ops.calls import faithful_call
 from memfit.ops.inplace import in_place_form
 from memfit.ops.registry import find_lean_operator
 from memfit.ops.stretch import PREFIX, Stretch
-from memfit.tensors import same_bits, tensors_in
+from memfit.tensors import same_bits, states_by_name, tensors_in
 
 _SAMPLES = 3  # calls that look alike, of which other forms are timed in a slow step
 
@@ -275,7 +275,7 @@ def _dying(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
 
 
 def _inputs(graph: fx.Graph, model: nn.Module, sample: Sample) -> dict[fx.Node, Any]:
-    states = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    states = states_by_name(model)
     leaves = pytree.tree_leaves((sample.args, dict(sample.kwargs)))
     with _torch.no_modes():  # the trace may be open
         return {node: _input(node, states, leaves) for node in graph.nodes if node.op == "placeholder"}
