@@ -27,7 +27,7 @@ import memfit
 from memfit.capture.sample import Sample
 from memfit.cli import torchvision_repair
 from memfit.files import write_atomically
-from memfit.pipeline import make_plan, make_planner
+from memfit.pipeline import StepPlanner
 from memfit.prepare import prepare, traced_for
 from memfit.recipe import Recipe
 
@@ -90,11 +90,11 @@ def _timed(name: str) -> Timing:
         with traced_for(model, example, recipe) as joint:
             captured = time.monotonic()
             prepared = prepare(model, joint, example, recipe)
-            planner = make_planner(model, prepared, recipe)
+            planning = StepPlanner(model, joint, example, recipe, prepared)
             ready = time.monotonic()
             part_bytes = prepared.unplanned_peak_bytes - prepared.persistent_bytes
             budget = prepared.persistent_bytes + int(FRACTION * part_bytes)
-            plan = make_plan(model, example, planner, prepared, dataclasses.replace(recipe, budget=budget))
+            plan = planning.plan(dataclasses.replace(recipe, budget=budget))
             done = time.monotonic()
     return Timing(
         case=name,

@@ -40,8 +40,12 @@ OTHER_GRAPH = "graphs/aaa7e5f5cb585204/005e3f0e6cf40c27.json"
 PLAN = "plans/Net-0123456789abcdef01234567/fedcba9876543210fedcba98.json"
 
 
+def chained(_: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.GELU())
+
+
 def test_what_memfit_writes_is_found(folder) -> None:
-    memfit.fit(nn.Linear(8, 8), torch.ones(4, 8), "1GiB", remember=True)  # costs and a plan
+    memfit.fit(nn.Sequential(*map(chained, range(4))), torch.ones(64, 8), 0.9, remember=True)  # costs and a plan
     graph = symbolic_trace(nn.Identity()).graph
     next(iter(graph.nodes)).meta["val"] = torch.ones(2)
     digest = digest_of(graph)

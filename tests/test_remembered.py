@@ -24,13 +24,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry a search."""
     done: list[int] = []
-    solve = pipeline.solve
+    plan = pipeline.StepPlanner.plan
 
-    def counted(*arguments: Any) -> Any:
+    def counted(self: pipeline.StepPlanner, *arguments: Any) -> Any:
         done.append(1)
-        return solve(*arguments)
+        return plan(self, *arguments)
 
-    monkeypatch.setattr(pipeline, "solve", counted)
+    monkeypatch.setattr(pipeline.StepPlanner, "plan", counted)
     return done
 
 

@@ -1,5 +1,6 @@
 """What users call: capture, then simulate, then execute."""
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from memfit.layout import with_layout
 from memfit.measure.devices import find_device
 from memfit.measure.optimizer import OptimizerLike, check_optimizer
 from memfit.measure.probe import Progress
-from memfit.pipeline import frontier_recipes, make_plan, make_planner, recipe_of
+from memfit.pipeline import StepPlanner, frontier_recipes, recipe_of
 from memfit.plan.frontier import Frontier
 from memfit.plan.plan import Plan
 from memfit.plan.select import Selection
@@ -124,7 +125,7 @@ def _plan_whole(model: nn.Module, example: Sample, recipe: Recipe) -> Plan:
         with traced_for(model, example, way) as joint:
             other = unplanned if way.channels_last else None
             prepared = prepare(model, joint, example, way, may_put_off=True, unplanned=other)
-            return make_plan(model, example, make_planner(model, prepared, way), prepared, way)
+            return StepPlanner(model, joint, example, way, prepared).plan(way)
 
     return best_way(recipe, made, lambda plan: plan)
 
@@ -249,10 +250,10 @@ def frontier(
     with removed(model):
         try:
             with traced_for(model, example, recipe) as joint:
-                prepared = prepare(model, joint, example, recipe, may_put_off=True)
-                planner = make_planner(model, prepared, recipe)
-                points = frontier_recipes(recipe, prepared, fractions)
-                return _curve(points, lambda point: make_plan(model, example, planner, prepared, point), report)
+                largest = dataclasses.replace(recipe, budget=float(max(fractions, default=1.0)))
+                prepared = prepare(model, joint, example, largest, may_put_off=True)
+                planning = StepPlanner(model, joint, example, recipe, prepared)
+                return _curve(frontier_recipes(recipe, prepared, fractions), planning.plan, report)
         except CaptureError as error:
             regions = make_region_planner(model, example, recipe, error)
             return _curve(frontier_recipes(recipe, regions, fractions), regions.plan, report)

@@ -10,11 +10,16 @@ Note [Three may be enough]
     beside the second of the model's own, so would be another; if the second with channels last is too slow beside the
     first of the model's own, so would be another. Where steps take seconds, one less counts; where they do not, three
     are enough only if they are clear.
+
+Note [Where steps do not fit]
+    Where the unplanned step is over the budget it is not run. Then every distinct convolution is timed alone in both
+    layouts, which says less: what happens between convolutions is left out.
 """
 
 import dataclasses
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -25,9 +30,13 @@ from memfit.capture.rehearse import nothing_remains
 from memfit.capture.sample import Sample
 from memfit.describe import device_of
 from memfit.errors import first_line
-from memfit.ir import OptimizerMemory
-from memfit.prepare import Traced, could_run_here, traced_as_eager
-from memfit.recipe import Recipe, without_channels_last
+from memfit.ir import Graph
+from memfit.measure.probe import measured_costs
+from memfit.measure.signature import operator_name, with_channels_last
+from memfit.plan.identity import identity_program
+from memfit.plan.simulate import simulate
+from memfit.prepare import Traced, traced_as_eager
+from memfit.recipe import Recipe, budget_bytes, without_channels_last
 from memfit.trial import can_run_steps, step_seconds
 
 log = logging.getLogger(__name__)
@@ -36,6 +45,11 @@ _WORTH_IT = 0.94  # of the time; above that the copies at both ends may take it 
 _CLEAR = 0.1  # away from that, one pair is enough
 _PAIRS, _SECONDS = 3, 3.0
 _LONG_S = 1.0  # a step
+_COPIES = 1.25  # what a step with copies between layouts takes of one without, at most
+_DATA_ARGUMENTS = {  # places of the images that an operator reads
+    "aten.convolution.default": (0,),
+    "aten.convolution_backward.default": (0, 1),
+}
 
 
 def with_layout(
@@ -47,8 +61,10 @@ def with_layout(
         return plain, None
     unplanned = traced_as_eager(model, sample, recipe, with_hooks=with_hooks)
     assert unplanned is not None
-    if not could_run_here(unplanned.graph, OptimizerMemory()):
-        return plain, None
+    room_bytes = _room_bytes(unplanned.graph, recipe)
+    if room_bytes is not None and not _fits(unplanned.graph, room_bytes):
+        is_worth_it = _are_convolutions_faster(unplanned.graph, device_of(model), room_bytes)
+        return (recipe, unplanned) if is_worth_it else (plain, None)
     trial = _Trial(lambda: step_seconds(model, sample, recipe))
     with nothing_remains(model, sample), torch.enable_grad():
         if not trial.is_worth_it():
@@ -56,6 +72,38 @@ def with_layout(
     step_s = min(trial.own_s)
     is_long = step_s > _LONG_S and device_of(model) == "cpu"  # then little of it is around the operators
     return recipe, dataclasses.replace(unplanned, step_us=step_s * 1e6 if is_long else None)
+
+
+def _room_bytes(graph: Graph, recipe: Recipe) -> int | None:
+    """What steps and operators may take beyond what is live before a step; None: what is free."""
+    if recipe.budget is None:
+        return None
+    peak_bytes = simulate(graph, identity_program(graph)).peak_bytes
+    return max(0, budget_bytes(recipe.budget, peak_bytes) - _resident_bytes(graph))
+
+
+def _fits(graph: Graph, room_bytes: int) -> bool:
+    """Whether unplanned steps fit in either layout; copies between layouts and workspaces come on top."""
+    more_bytes = simulate(graph, identity_program(graph)).peak_bytes - _resident_bytes(graph)
+    return more_bytes * _COPIES <= room_bytes
+
+
+def _resident_bytes(graph: Graph) -> int:
+    return sum(graph.storages[each].size_bytes for each in graph.resident)
+
+
+def _are_convolutions_faster(graph: Graph, device: str, room_bytes: int) -> bool:
+    """Time every distinct convolution alone in both layouts, see Note [Where steps do not fit]."""
+    counts = Counter(each.signature for each in graph.operations if each.target in _DATA_ARGUMENTS)
+    laid_out = {each: with_channels_last(each, _DATA_ARGUMENTS[operator_name(each)]) for each in counts}
+    wanted = [*counts, *laid_out.values()]
+    costs = measured_costs(wanted, device=device, timed=True, room_bytes=room_bytes)
+    times_us = {each: cost.time_us for each, cost in costs.items() if cost.time_us is not None}
+    timed = [each for each in counts if each in times_us and laid_out[each] in times_us]
+    own_us = sum(times_us[each] * counts[each] for each in timed)
+    ratio = sum(times_us[laid_out[each]] * counts[each] for each in timed) / own_us if own_us else 1.0
+    log.info("with channels last the convolutions take %.2f of the time", ratio)
+    return ratio < _WORTH_IT
 
 
 def _has_convolutions(model: nn.Module) -> bool:

@@ -1,6 +1,7 @@
 """From a captured step with its costs to a plan."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -9,19 +10,24 @@ import torch
 from torch import nn
 
 from memfit.capture.sample import Sample
+from memfit.capture.trace import Joint
 from memfit.describe import describe_sample, device_of, model_digest
 from memfit.errors import InfeasibleBudget
+from memfit.ir import Program
 from memfit.measure.optimizer import is_optimizer_name, optimizer_name
 from memfit.plan.expand import program_of
 from memfit.plan.plan import Plan, fates_of
 from memfit.plan.problem import Problem
 from memfit.plan.select import selected_values
 from memfit.plan.solve import Planner, Solution
-from memfit.prepare import Prepared, with_compiled_costs
+from memfit.prepare import Prepared, with_compiled_costs, with_step_times
 from memfit.recipe import LOWERING, Recipe, budget_bytes
 from memfit.units import format_bytes
 
-_MOST_CORRECTIONS = 3  # of what stretches take that are compiled for the plan
+_MOST_CORRECTIONS = 3  # of what fused kernels take that are compiled for the plan
+_MOST_ROUNDS = 3  # of planning, running the plan with a clock, and planning again
+_FIRST_SEARCH_S = 0.8  # for a plan that is only made to be timed
+_LATER_SEARCH_S = 2.0  # for a plan whose times are known but for a few
 
 
 def make_planner(model: nn.Module, prepared: Prepared, recipe: Recipe) -> Planner:
@@ -39,8 +45,12 @@ def make_planner(model: nn.Module, prepared: Prepared, recipe: Recipe) -> Planne
     return Planner(problem, kept=kept, dropped=dropped)
 
 
-def solve(planner: Planner, prepared: Prepared, recipe: Recipe) -> tuple[Solution, int | None]:
+def solve(
+    planner: Planner, prepared: Prepared, recipe: Recipe, time_limit_s: float | None = None
+) -> tuple[Solution, int | None]:
     """The plan for the recipe's budget, and that budget in bytes."""
+    if time_limit_s is not None:
+        recipe = dataclasses.replace(recipe, time_limit_s=min(time_limit_s, recipe.time_limit_s))
     if recipe.budget is None:
         return planner.by_hand(), None
     if recipe.budget == "smallest":
@@ -70,50 +80,134 @@ def _smallest(planner: Planner, prepared: Prepared, recipe: Recipe) -> tuple[Sol
         return lowest, limit
 
 
-def make_plan(model: nn.Module, sample: Sample, planner: Planner, prepared: Prepared, recipe: Recipe) -> Plan:
-    """Solve, and write down what was found and what is known about it."""
-    start = time.monotonic()
-    solution, limit = solve(planner, prepared, recipe)
-    for _ in range(_MOST_CORRECTIONS):
-        corrected = with_compiled_costs(model, prepared, program_of(planner.problem, solution.expansion))
+class StepPlanner:
+    """Plans of one captured step, at any budget, from costs that are measured as plans need them.
+
+    Note [Plan, run, plan again]
+        The unplanned step may not fit this machine, so nothing depends on running it. A first plan is made from times
+        of earlier runs, or estimated ones. It fits the budget, so it can be run with a clock around every operator.
+        The next plan is made from what was seen. That ends when all a plan runs was timed, after two rounds as a rule.
+    """
+
+    def __init__(self, model: nn.Module, joint: Joint, sample: Sample, recipe: Recipe, prepared: Prepared) -> None:
+        self._model = model
+        self._joint = joint
+        self._sample = sample
+        self.prepared = prepared
+        self.planner = make_planner(model, prepared, recipe)
+
+    def plan(self, recipe: Recipe) -> Plan:
+        """Solve, and write down what was found and what is known about it; see Note [Plan, run, plan again]."""
+        start = time.monotonic() - self.prepared.seconds
+        fitting_bytes = self._fits_as_it_is(recipe)
+        if fitting_bytes is not None:
+            return self._written(recipe, self.planner.unplanned_solution(), fitting_bytes, start)
+        time_limit_s = self._first_search_s()
+        for _ in range(_MOST_ROUNDS):
+            solution, limit = self._solved(recipe, time_limit_s)
+            if solution.interrupted or not self._times(recipe, solution, limit):
+                break
+            time_limit_s = None if time_limit_s == _FIRST_SEARCH_S else _LATER_SEARCH_S
+        else:
+            solution, limit = self._solved(recipe, time_limit_s)
+        return self._written(recipe, solution, limit, start)
+
+    def _fits_as_it_is(self, recipe: Recipe) -> int | None:
+        """The budget, if the unplanned step fits it and nothing else is asked for; None if it does not."""
+        if recipe.budget in (None, "smallest") or recipe.recompute or recipe.keep or recipe.rewrites:
+            return None
+        if recipe.compiles or recipe.channels_last:  # for speed, which has to be measured
+            return None
+        limit = budget_bytes(recipe.budget, self.prepared.unplanned_peak_bytes)
+        return limit if self.planner.unplanned.peak_bytes <= limit else None
+
+    def _first_search_s(self) -> float | None:
+        """Seconds for the first search: few, if its plan is only made to be timed; None: all there are."""
+        unplanned = program_of(self.planner.problem, self.planner.unplanned)
+        is_timed = not self.prepared.may_be_timed or self.prepared.are_timed(unplanned)
+        return None if is_timed else _FIRST_SEARCH_S
+
+    def _solved(self, recipe: Recipe, time_limit_s: float | None) -> tuple[Solution, int | None]:
+        """Solve with costs that hold for what the solution runs: its kernels are compiled and measured."""
+        solution, limit = solve(self.planner, self.prepared, recipe, time_limit_s)
+        for _ in range(_MOST_CORRECTIONS):
+            corrected = with_compiled_costs(self._model, self.prepared, self._program(solution))
+            if corrected is None:
+                return solution, limit
+            self._use(corrected, recipe, solution)
+            if not self._is_within(limit, solution):
+                self._measure_all_kernels(recipe, solution)
+                solution, limit = solve(self.planner, self.prepared, recipe, time_limit_s)
+        self._believe(recipe, solution, limit)
+        return solution, limit
+
+    def _times(self, recipe: Recipe, solution: Solution, limit: int | None) -> bool:
+        """Run a solution with a clock, if there is something to learn from it; whether something was learned."""
+        program = self._program(solution)
+        if not self.prepared.may_be_timed or self.prepared.are_timed(program):
+            return False
+        if recipe.report_stage is not None:
+            recipe.report_stage("timing operators in steps of the plan")
+        timed = with_step_times(self._model, self._joint, self._sample, self.prepared, recipe, program, limit)
+        if timed is self.prepared:
+            return False
+        self._use(timed, recipe, solution)
+        return True
+
+    def _use(self, prepared: Prepared, recipe: Recipe, solution: Solution) -> None:
+        """Go on with other costs; plans that were found before are a start for the next search."""
+        found = [*self.planner.found, solution.expansion]
+        self.prepared, self.planner = prepared, make_planner(self._model, prepared, recipe)
+        revalued = (self.planner.expander.revalued(each) for each in found)
+        self.planner.found = [each for each in revalued if each.extra_us < math.inf]
+
+    def _believe(self, recipe: Recipe, solution: Solution, limit: int | None) -> None:
+        """Take the costs of a solution as it runs, if none was corrected for good; refuse it over the limit."""
+        corrected = with_compiled_costs(self._model, self.prepared, self._program(solution))
         if corrected is None:
-            break
-        prepared, planner = corrected, make_planner(model, corrected, recipe)
-        if not _is_within(limit, planner, prepared, solution):
-            prepared, planner = _without_guesses(model, planner, prepared, recipe, solution)
-            solution, limit = solve(planner, prepared, recipe)
-    else:
-        prepared, planner = _believed(model, planner, prepared, recipe, solution, limit)
-    seconds = prepared.seconds + time.monotonic() - start
-    return write_plan(model, sample, planner, prepared, recipe, solution, limit, seconds)
+            return
+        self._use(corrected, recipe, solution)
+        if limit is not None and not self._is_within(limit, solution):
+            peak_bytes = corrected.peak_bytes(self._program(solution))
+            raise _infeasible(self.planner, recipe, limit, solution, peak_bytes)
+
+    def _measure_all_kernels(self, recipe: Recipe, solution: Solution) -> None:
+        """Know the memory of all kernels, where guesses have led over the budget."""
+        if self.prepared.put_off:
+            measured = with_compiled_costs(self._model, self.prepared, self._program(solution), everything=True)
+            if measured is not None:
+                self._use(measured, recipe, solution)
+
+    def _is_within(self, limit: int | None, solution: Solution) -> bool:
+        """Whether a solution keeps to a limit with the costs as they are now; what it takes is the same."""
+        return limit is None or self.prepared.peak_bytes(self._program(solution)) <= limit
+
+    def _program(self, solution: Solution) -> Program:
+        return program_of(self.planner.problem, solution.expansion)
+
+    def _written(self, recipe: Recipe, solution: Solution, limit: int | None, start: float) -> Plan:
+        solution = dataclasses.replace(solution, expansion=self.planner.expander.revalued(solution.expansion))
+        seconds = time.monotonic() - start
+        return write_plan(self._model, self._sample, self.planner, self.prepared, recipe, solution, limit, seconds)
 
 
-def _believed(
-    model: nn.Module, planner: Planner, prepared: Prepared, recipe: Recipe, solution: Solution, limit: int | None
-) -> tuple[Prepared, Planner]:
-    """Costs of the last solution as it runs, where none was corrected for good; refused if it is over the limit."""
-    corrected = with_compiled_costs(model, prepared, program_of(planner.problem, solution.expansion))
-    if corrected is None:
-        return prepared, planner
-    planner = make_planner(model, corrected, recipe)
-    if limit is not None and not _is_within(limit, planner, corrected, solution):
-        peak_bytes = corrected.peak_bytes(program_of(planner.problem, solution.expansion))
-        raise _infeasible(planner, recipe, limit, solution, peak_bytes)
-    return corrected, planner
+def with_times_within(
+    model: nn.Module, joint: Joint, sample: Sample, prepared: Prepared, recipe: Recipe, limit_bytes: int | None
+) -> Prepared:
+    """Time operators in steps that fit a limit: unplanned ones, or those of a plan that is found quickly.
 
-
-def _is_within(limit: int | None, planner: Planner, prepared: Prepared, solution: Solution) -> bool:
-    """Whether a solution keeps to a limit with the costs as they are now; what it takes is the same."""
-    return limit is None or prepared.peak_bytes(program_of(planner.problem, solution.expansion)) <= limit
-
-
-def _without_guesses(
-    model: nn.Module, planner: Planner, prepared: Prepared, recipe: Recipe, solution: Solution
-) -> tuple[Prepared, Planner]:
-    """A planner that knows the memory of all stretches, where guesses have led over the budget."""
-    program = program_of(planner.problem, solution.expansion)
-    measured = with_compiled_costs(model, prepared, program, everything=True) if prepared.put_off else None
-    return (prepared, planner) if measured is None else (measured, make_planner(model, measured, recipe))
+    Where no plan is found that fits, times stay those of earlier runs, or estimated.
+    """
+    planner = make_planner(model, prepared, recipe)
+    program = program_of(planner.problem, planner.unplanned)
+    if not prepared.may_be_timed or prepared.are_timed(program):
+        return prepared
+    if limit_bytes is not None and prepared.peak_bytes(program) > limit_bytes:
+        try:
+            program = program_of(planner.problem, planner.solve(limit_bytes, time_limit_s=_FIRST_SEARCH_S).expansion)
+        except InfeasibleBudget:
+            return prepared
+    return with_step_times(model, joint, sample, prepared, recipe, program, limit_bytes)
 
 
 def write_plan(
@@ -151,7 +245,7 @@ def write_plan(
         step_us=step_us,
         extra_us=solution.expansion.extra_us + own_us - step_us,
         bound_us=solution.bound_us + own_us - step_us,
-        times_measured=prepared.times_measured,
+        times_measured=prepared.are_timed(program),
         plan_seconds=seconds,
         log=solution.log,
         fates=fates_of(prepared.graph, program),

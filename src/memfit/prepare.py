@@ -7,7 +7,6 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-import psutil
 from torch import fx, nn
 
 from memfit.capture.alternatives import extend
@@ -17,13 +16,16 @@ from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
 from memfit.collecting import collected_later
 from memfit.describe import device_of, granularity_bytes, is_fake, is_for_cuda
-from memfit.execute.timing import is_slow, operation_times, own_times
-from memfit.ir import Compute, Graph, OptimizerMemory, Program
+from memfit.execute.partition import unplanned_program
+from memfit.execute.timed_step import Limit
+from memfit.execute.timing import SeenTimes, own_times, own_times_of, step_times, with_estimates
+from memfit.ir import Compute, Graph, Operation, OptimizerMemory, Program
 from memfit.measure.allocations import Quiet, operator_costs, with_real_sizes, workspace_bytes
-from memfit.measure.cost import OperatorCost
+from memfit.measure.available import available
+from memfit.measure.cost import CostCache, OperatorCost
 from memfit.measure.devices import Device
 from memfit.measure.optimizer import OptimizerLike, optimizer_memory
-from memfit.measure.probe import measured_costs
+from memfit.measure.probe import device_name, measured_costs
 from memfit.measure.roofline import roofline_times
 from memfit.measure.signature import with_operator
 from memfit.ops.likeness import Likenesses, likenesses
@@ -33,10 +35,12 @@ from memfit.plan.captured import CapturedStep
 from memfit.plan.identity import identity_program
 from memfit.plan.problem import Costs, handed_out_together
 from memfit.plan.simulate import simulate
-from memfit.recipe import Recipe, without_channels_last
+from memfit.recipe import Recipe, budget_bytes, without_channels_last
+from memfit.tensors import storage_bytes
 
-_FEW_GONE = 20  # operations that do not look alike and are run alone rather than in a step
 _PLAIN_STEPS_S = 2.0  # for steps as they are before the graph is rewritten
+_LONGEST_PROBING_S = 20.0  # for operators of a model that has no weights, and may be far too big for this machine
+_FREE_SHARE = 0.9  # of the memory that is free: what steps that are run to be timed may take of it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,11 +56,16 @@ class Prepared:
     unplanned_peak_bytes: int  # of the plain eager run
     unplanned_step_us: float | None  # of its operators, or of a long step; None: those of the graph, not rewritten
     is_measured: bool  # whether operators were run, to learn what they allocate
-    times_measured: bool
+    may_be_timed: bool  # whether steps can be run here
+    seen: SeenTimes  # what steps have shown
     rewrites: tuple[str, ...]
     seconds: float  # that tracing and measuring took
     quiet: Quiet
+    plain: "Traced | None" = None  # the trace of the eager run, if the graph is another one
+    is_reference_timed: bool = True  # whether what a plan is compared with was timed, where that is another graph
+    like: Likenesses = dataclasses.field(default_factory=dict)
     put_off: frozenset[str] = frozenset()  # stretches that are not compiled yet, and whose workspace is not known
+    bounded: frozenset[str] = frozenset()  # operators whose workspace is bounded from above: too big to be run here
 
     def peak_bytes(self, program: Program) -> int:
         return simulate(
@@ -66,6 +75,10 @@ class Prepared:
             optimizer=self.optimizer,
             granularity_bytes=self.granularity_bytes,
         ).peak_bytes
+
+    def are_timed(self, program: Program) -> bool:
+        """Whether steps have shown what everything takes that a program runs, and what it is compared with."""
+        return self.seen.covers(self.graph, program) and self.is_reference_timed
 
     def can_run(self, program: Program) -> bool:
         """Whether no instruction of a program goes a way that was not seen to be exact here."""
@@ -82,6 +95,11 @@ class Prepared:
             optimizer=self.optimizer,
             granularity_bytes=self.granularity_bytes,
         )
+
+    @property
+    def resident_bytes(self) -> int:
+        """Live before the step, without the optimizer's state."""
+        return sum(self.graph.storages[each].size_bytes for each in self.graph.resident)
 
     @property
     def persistent_bytes(self) -> int:
@@ -130,13 +148,22 @@ def prepare(
     known: Quiet | None = None,
     may_put_off: bool = False,
     unplanned: "Traced | None" = None,
+    limit_bytes: int | None = None,
 ) -> Prepared:
-    """Lower a traced call and measure what its operations cost.
+    """Lower a traced call and measure what its operations allocate; times are those of earlier runs, or estimated.
 
-    `before` is the trace as it was, if `planned_graph` has been called since, `unplanned` what the eager run does, if
-    that is something else. `timed=False` estimates times, so that the step itself is not run. `known` is what is known
-    of a call of other sizes. `may_put_off` is for callers that ask for `with_compiled_costs` before they believe a
-    program.
+    Args:
+        model: The model that was traced.
+        joint: The trace.
+        sample: What it was traced with.
+        recipe: What is asked for.
+        before: The trace as it was, if `planned_graph` has been called since.
+        timed: Whether steps are to be run later, see `with_step_times`.
+        known: What is known of a call of other sizes.
+        may_put_off: Whether the caller asks for `with_compiled_costs` before it believes a program.
+        unplanned: What the eager run does, if that is something else.
+        limit_bytes: What no probe may exceed, if that is not the recipe's budget.
+
     """
     start = time.monotonic()
     plain = unplanned or before or Traced.of(joint)
@@ -144,38 +171,28 @@ def prepare(
         with collected_later():
             extend(joint, recipe.allow)
     memory = with_beside(step_optimizer_memory(recipe.optimizer, model, plain.graph, recipe.device), recipe)
-    measured = recipe.device is None and could_run_here(plain.graph, memory)
+    measured = recipe.device is None and may_be_probed(model, sample, plain.graph)
     runs_here = timed and measured and not is_fake(model, sample)
     like = _put_off(joint.graph_module.graph) if runs_here and may_put_off else {}
     if measured:
-        stretches = stretches_in(joint.graph_module.graph, alternatives=timed)
-        over = _likely_over(lower(joint)) if stretches and runs_here and may_put_off else frozenset()
-        now = [each for each in stretches if each not in like]
-        compile_all([each.in_place or each if each in over else each for each in now], recipe.progress)
-        compile_all([each for each in now if each.stand_in is None])  # whose other form was rejected
+        _compile_now(joint, like, recipe, timed=timed, likely_in_place=runs_here and may_put_off)
     eager = lower(joint)
     device = device_of(model)
     granularity = granularity_bytes(model, recipe.device)
+    put_off = frozenset(name_of(stretch) for stretch in like)
     quiet = frozenset() if known is None else known.in_graph(eager)
     stretched = [each for each in eager.alternatives if each.technique == STRETCH.name]
-    put_off = frozenset(name_of(stretch) for stretch in like)
     quiet |= {each.name for each in stretched if not timed or each.target in put_off}  # not compiled yet
-    costs = operator_costs(eager, device, recipe.progress, quiet) if measured else {}
+    room_bytes = _probing_room(model, plain.graph, memory, recipe, limit_bytes)
+    costs = operator_costs(eager, device, recipe.progress, quiet, room_bytes=room_bytes) if measured else {}
     sized, workspaces = _with_costs(eager, costs)
-    fresh_us, in_place_us = _times(joint.graph_module, sized, model, sample, recipe, like, runs_here=runs_here)
-    step_us: float | None = None
-    if plain.is_rewritten_as(eager):
-        plain_costs = operator_costs(plain.graph, device, recipe.progress, quiet) if measured else {}
+    sized_plain, plain_workspaces = sized, workspaces
+    is_rewritten = plain.is_rewritten_as(eager)
+    if is_rewritten:
+        plain_costs = (
+            operator_costs(plain.graph, device, recipe.progress, quiet, room_bytes=room_bytes) if measured else {}
+        )
         sized_plain, plain_workspaces = _with_costs(plain.graph, plain_costs)
-        if plain.step_us is not None:
-            step_us = plain.step_us
-        else:
-            rewritten = None if unplanned else eager
-            plain_us = _step_us(plain, sized_plain, rewritten, model, sample, recipe, runs_here=runs_here)
-            own_us = _own_us(sized, fresh_us, in_place_us)
-            step_us = sum(plain_us.values()) if unplanned else _before_rewriting(plain.graph, plain_us, own_us)
-    else:
-        sized_plain, plain_workspaces = sized, workspaces
     unplanned_step = simulate(
         sized_plain,
         identity_program(sized_plain),
@@ -185,26 +202,204 @@ def prepare(
     )
     graph = handed_out_together(sized)
     workspace_by_name = dict(zip(_names(sized), workspaces, strict=True))
-    return Prepared(
+    prepared = Prepared(
         graph=graph,
-        costs=Costs(
-            time_us=[fresh_us.get(name, in_place_us.get(name, 0.0)) for name in _names(graph)],
-            in_place_us=[in_place_us.get(name, fresh_us.get(name, 0.0)) for name in _names(graph)],
-            workspace_bytes=[workspace_by_name[name] for name in _names(graph)],
-        ),
+        costs=Costs(time_us=[], in_place_us=[], workspace_bytes=[workspace_by_name[name] for name in _names(graph)]),
         eager=sized_plain,
         eager_workspace_bytes=tuple(plain_workspaces),
         optimizer=memory,
         granularity_bytes=granularity,
         unplanned_peak_bytes=unplanned_step.peak_bytes,
-        unplanned_step_us=step_us,
+        unplanned_step_us=None,
         is_measured=measured,
-        times_measured=runs_here,
+        may_be_timed=runs_here,
+        seen=SeenTimes.kept(graph, CostCache(device_name(device))) if runs_here else SeenTimes(),
         rewrites=_rewrites(plain.graph, graph),
         seconds=joint.seconds + time.monotonic() - start,
         quiet=Quiet.of(eager, costs),
+        plain=dataclasses.replace(plain, is_other=unplanned is not None) if is_rewritten else None,
+        like=like,
         put_off=put_off,
+        bounded=frozenset(
+            each.target for each in _all(eager) if each.signature in costs and costs[each.signature].is_bound
+        ),
     )
+    prepared = _with_times(prepared, recipe)
+    if not is_rewritten:
+        return prepared
+    estimated_us = _plain_step_us(prepared, roofline_times(sized_plain, recipe.device))
+    return dataclasses.replace(prepared, unplanned_step_us=estimated_us, is_reference_timed=plain.step_us is not None)
+
+
+def may_be_probed(model: nn.Module, sample: Sample, graph: Graph) -> bool:
+    """Whether operators are run one by one: those of a model without weights only if that does not take long."""
+    if not is_fake(model, sample):
+        return True
+    estimated_us = roofline_times(graph)
+    by_signature = {each.signature: estimated_us[each.name] for each in graph.operations if each.signature}
+    return sum(by_signature.values()) < _LONGEST_PROBING_S * 1e6
+
+
+def _all(graph: Graph) -> tuple[Operation, ...]:
+    return (*graph.operations, *graph.alternatives)
+
+
+def _compile_now(joint: Joint, like: Likenesses, recipe: Recipe, *, timed: bool, likely_in_place: bool) -> None:
+    """Compile the fused kernels whose costs are measured before there is a plan."""
+    stretches = stretches_in(joint.graph_module.graph, alternatives=timed)
+    over = _likely_over(lower(joint)) if stretches and likely_in_place else frozenset()
+    now = [each for each in stretches if each not in like]
+    compile_all([each.in_place or each if each in over else each for each in now], recipe.progress)
+    compile_all([each for each in now if each.stand_in is None])  # whose other form was rejected
+
+
+def _probing_room(
+    model: nn.Module, graph: Graph, memory: OptimizerMemory, recipe: Recipe, limit_bytes: int | None
+) -> int | None:
+    """How much a probe may allocate, so that it stays inside the budget with what is live already; None: no budget."""
+    if limit_bytes is None:
+        if recipe.budget is None or recipe.device is not None:
+            return None
+        limit_bytes = _least_limit_bytes(graph, memory, recipe)
+    present = {*graph.resident}
+    resident_bytes = sum(graph.storages[each].size_bytes for each in present)
+    gradient_bytes = storage_bytes([each.grad for each in model.parameters() if each.grad is not None])
+    return max(0, limit_bytes - resident_bytes - gradient_bytes - memory.state_bytes)
+
+
+def _least_limit_bytes(graph: Graph, memory: OptimizerMemory, recipe: Recipe) -> int:
+    """A budget in bytes, or what it is at the least while no workspace is known."""
+    if recipe.budget != "smallest":
+        peak_bytes = simulate(graph, identity_program(graph), optimizer=memory).peak_bytes
+        return budget_bytes(recipe.budget, peak_bytes)
+    ending = {*graph.resident, *graph.held}
+    held_bytes = sum(graph.storages[each].size_bytes for each in ending)
+    resident = set(graph.resident)
+    working_sets = (
+        sum(graph.storages[index].size_bytes for index in {*each.inputs, *each.outputs} - resident)
+        for each in graph.operations
+    )
+    resident_bytes = sum(graph.storages[each].size_bytes for each in resident)
+    return memory.state_bytes + max(held_bytes, resident_bytes + max(working_sets, default=0))
+
+
+def with_step_times(
+    model: nn.Module,
+    joint: Joint,
+    sample: Sample,
+    prepared: Prepared,
+    recipe: Recipe,
+    program: Program,
+    limit_bytes: int | None = None,
+) -> Prepared:
+    """Run steps of a program and time its operators, inside the limit, see `execute/timed_step.py`.
+
+    Without a limit, the peak of the program is one. Where the memory is not there, nothing is run.
+    """
+    peak_bytes = prepared.peak_bytes(program)
+    more_bytes = peak_bytes - prepared.resident_bytes - prepared.optimizer.state_bytes
+    if not prepared.may_be_timed or more_bytes > _FREE_SHARE * available(device_of(model)).free_bytes:
+        return prepared
+    start = time.monotonic()
+    limit = Limit(
+        limit_bytes=max(peak_bytes, limit_bytes or 0),
+        external_bytes=prepared.optimizer.state_bytes,
+        workspace_bytes=prepared.costs.workspace_bytes,
+    )
+    if not prepared.seen.covers(prepared.graph, program):
+        seen = step_times(joint.graph_module, prepared.graph, program, model, sample, limit=limit, like=prepared.like)
+        seen = prepared.seen.with_others(seen) if prepared.seen.times_us else seen
+        seen.keep(CostCache(device_name(device_of(model))))
+        prepared = _with_times(dataclasses.replace(prepared, seen=seen), recipe)
+    plain_us = _plain_us(prepared, model, sample, limit.limit_bytes)
+    return dataclasses.replace(
+        prepared,
+        unplanned_step_us=None if plain_us is None else _plain_step_us(prepared, plain_us),
+        is_reference_timed=True,
+        seconds=prepared.seconds + time.monotonic() - start,
+    )
+
+
+def _with_times(prepared: Prepared, recipe: Recipe) -> Prepared:
+    """The same with times of all operations, as far as steps have shown them."""
+    graph, seen = prepared.graph, prepared.seen
+    if recipe.device is not None or not seen.times_us:
+        fresh_us: Mapping[str, float] = roofline_times(graph, recipe.device)
+        in_place_us = fresh_us
+    else:
+        times = with_estimates(graph, seen, prepared.like)
+        fresh_us, in_place_us = times.fresh_us, times.in_place_us
+    impossible = {each.name for each in graph.alternatives if not _may_be_used(each, prepared)}
+    fresh_us = {**fresh_us, **dict.fromkeys(impossible, math.inf)}
+    in_place_us = {**in_place_us, **dict.fromkeys(impossible & in_place_us.keys(), math.inf)}
+    costs = Costs(
+        time_us=[fresh_us.get(name, in_place_us.get(name, 0.0)) for name in _names(graph)],
+        in_place_us=[in_place_us.get(name, fresh_us.get(name, 0.0)) for name in _names(graph)],
+        workspace_bytes=prepared.costs.workspace_bytes,
+    )
+    return dataclasses.replace(prepared, costs=costs)
+
+
+def _may_be_used(variant: Operation, prepared: Prepared) -> bool:
+    """Whether a variant is certain to be exact, or was seen to be; kernels only where they are compiled."""
+    operator = find_lean_operator(variant.technique)
+    if variant.signature in prepared.seen.unequal:
+        return False
+    if operator.certain or variant.signature in prepared.seen.equal:
+        return True
+    return not operator.exact and prepared.may_be_timed
+
+
+def _plain_us(
+    prepared: Prepared, model: nn.Module, sample: Sample, limit_bytes: int | None
+) -> Mapping[str, float] | None:
+    """Microseconds of the eager run's operations before the graph was rewritten, by name; None if it was not.
+
+    Where the unplanned step fits the limit it is run; otherwise operators that are not in the rewritten graph are run
+    alone, each by itself.
+    """
+    plain = prepared.plain
+    if plain is None:
+        return None
+    if plain.step_us is not None:
+        return {}
+    graph = prepared.eager
+    cache = CostCache(device_name(device_of(model)))
+    kept = SeenTimes.kept(graph, cache)
+    if kept.covers(graph, unplanned_program(graph)):
+        return own_times_of(graph, kept)
+    if limit_bytes is None or prepared.unplanned_peak_bytes <= limit_bytes:
+        seen = own_times(plain.module, graph, model, sample, steps=3, time_limit_s=_PLAIN_STEPS_S)
+        seen.keep(cache)
+        return own_times_of(graph, seen)
+    common = set() if plain.is_other else {each.name for each in prepared.graph.operations}
+    gone = [each for each in graph.operations if each.signature and each.name not in common]
+    room_bytes = max(0, limit_bytes - prepared.resident_bytes - prepared.optimizer.state_bytes)
+    wanted = [each.signature for each in gone]
+    costs = measured_costs(wanted, device=device_of(model), timed=True, room_bytes=room_bytes)
+    estimated_us = roofline_times(graph)
+    return {
+        each.name: estimated_us[each.name]
+        if (cost := costs.get(each.signature)) is None or cost.time_us is None
+        else cost.time_us
+        for each in gone
+    }
+
+
+def _plain_step_us(prepared: Prepared, plain_us: Mapping[str, float]) -> float:
+    """What a step takes before it is rewritten."""
+    assert prepared.plain is not None
+    if prepared.plain.step_us is not None:
+        return prepared.plain.step_us
+    if prepared.plain.is_other:
+        return sum(plain_us.values())
+    names = _names(prepared.graph)
+    own_us = _own_us(
+        prepared.graph,
+        dict(zip(names, prepared.costs.time_us, strict=True)),
+        dict(zip(names, prepared.costs.in_place_us, strict=True)),
+    )
+    return _before_rewriting(prepared.eager, plain_us, own_us)
 
 
 def with_compiled_costs(
@@ -255,6 +450,7 @@ class Traced:
     module: fx.GraphModule
     graph: Graph
     step_us: float | None = None  # of a real step, if some were run and little of them was around the operators
+    is_other: bool = False  # another trace than the one that is planned, as that of another layout
 
     @classmethod
     def of(cls, joint: Joint) -> "Traced":
@@ -293,51 +489,6 @@ def _likely_over(graph: Graph) -> frozenset[Stretch]:
     return frozenset(over - fresh)
 
 
-def _times(
-    module: fx.GraphModule,
-    graph: Graph,
-    model: nn.Module,
-    sample: Sample,
-    recipe: Recipe,
-    like: Likenesses,
-    *,
-    runs_here: bool,
-) -> tuple[Mapping[str, float], Mapping[str, float]]:
-    """Microseconds by name, of runs into new memory and of runs in place."""
-    if runs_here:
-        times = operation_times(module, graph, model, sample, like=like)
-        return times.fresh_us, times.in_place_us
-    estimated = {**roofline_times(graph, recipe.device), **dict.fromkeys(_uncertain(graph), math.inf)}
-    return estimated, estimated
-
-
-def _step_us(
-    plain: Traced,
-    graph: Graph,
-    rewritten: Graph | None,
-    model: nn.Module,
-    sample: Sample,
-    recipe: Recipe,
-    *,
-    runs_here: bool,
-) -> Mapping[str, float]:
-    """Microseconds of the operations of a step before the graph is rewritten, by name.
-
-    Where a step takes seconds, only of those few that are not in the rewritten graph, each run alone; of all if none
-    was rewritten into another.
-    """
-    if not runs_here:
-        return roofline_times(graph, recipe.device)
-    kept = set() if rewritten is None else {each.name for each in rewritten.operations}
-    gone = [each for each in graph.operations if each.signature and each.name not in kept]
-    signatures = {each.name: each.signature for each in gone}
-    if rewritten is None or len(set(signatures.values())) > _FEW_GONE or not is_slow(graph, _PLAIN_STEPS_S):
-        return own_times(plain.module, graph, model, sample, steps=3, time_limit_s=_PLAIN_STEPS_S)
-    costs = measured_costs(signatures.values(), device=device_of(model), timed=True)
-    times_us = {name: costs[signature].time_us for name, signature in signatures.items() if signature in costs}
-    return {name: time_us for name, time_us in times_us.items() if time_us is not None}
-
-
 def _own_us(graph: Graph, fresh_us: Mapping[str, float], in_place_us: Mapping[str, float]) -> dict[str, float]:
     """Microseconds of the model's own operations as the eager run does them, by name."""
     return {
@@ -364,11 +515,6 @@ def _rewrites(plain: Graph, graph: Graph) -> tuple[str, ...]:
     return tuple(sorted(found - {own.get(each.target) for each in plain.operations}))
 
 
-def _uncertain(graph: Graph) -> list[str]:
-    """Alternatives that may be used only where they were seen to make the same bits."""
-    return [each.name for each in graph.alternatives if not find_lean_operator(each.technique).certain]
-
-
 def _names(graph: Graph) -> list[str]:
     return [each.name for each in (*graph.operations, *graph.alternatives)]
 
@@ -391,9 +537,3 @@ def step_optimizer_memory(
 def with_beside(memory: OptimizerMemory, recipe: Recipe) -> OptimizerMemory:
     """What lives beside the model all along counts as optimizer state does."""
     return dataclasses.replace(memory, state_bytes=memory.state_bytes + recipe.beside_bytes)
-
-
-def could_run_here(graph: Graph, optimizer: OptimizerMemory) -> bool:
-    """Whether this machine has the memory for the step itself, and so for its operators."""
-    least_bytes = simulate(graph, identity_program(graph), optimizer=optimizer).peak_bytes
-    return least_bytes < int(psutil.virtual_memory().available)

@@ -1,7 +1,7 @@
 """What is wished for: a budget, what plans may do, and everything else that decides one but model and sample."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from memfit.errors import InvalidBudget, InvalidInput
 from memfit.measure.devices import Device
@@ -49,6 +49,7 @@ class Recipe:
     remember: bool = False  # take the plan of an earlier run, and keep this one's, see `remembered.py`
     report: Report | None = None
     progress: Progress | None = None
+    report_stage: Callable[[str], None] | None = None  # told what begins, in words
 
     @property
     def is_unplanned(self) -> bool:
@@ -116,6 +117,11 @@ def check_budget(budget: Budget) -> None:
     parse_bytes(budget)
 
 
+def is_fraction(budget: Budget) -> bool:
+    """Whether a budget is a part of the unplanned peak."""
+    return isinstance(budget, float) and budget <= 1
+
+
 def check_fractions(fractions: Sequence[float]) -> None:
     """Refuse what cannot be a part of the activations."""
     for fraction in fractions:
@@ -126,6 +132,7 @@ def check_fractions(fractions: Sequence[float]) -> None:
 def budget_bytes(budget: Budget, unplanned_peak_bytes: int) -> int:
     """A budget in bytes: a fraction is one of the unplanned peak."""
     assert budget is not None
-    if isinstance(budget, float) and budget <= 1:
+    if is_fraction(budget):
+        assert isinstance(budget, float)
         return int(budget * unplanned_peak_bytes)
     return parse_bytes(budget)

@@ -26,7 +26,7 @@ from memfit.execute.compiled import CompiledCall
 from memfit.ir import Graph, OptimizerMemory, Program
 from memfit.layout import with_layout
 from memfit.measure.allocations import Quiet
-from memfit.pipeline import make_plan, make_planner
+from memfit.pipeline import StepPlanner, make_planner
 from memfit.plan.expand import program_of
 from memfit.plan.plan import Plan
 from memfit.plan.validate import check_program
@@ -168,7 +168,9 @@ class Runner:
         )
 
     def _searched(self, model: nn.Module, joint: Joint, prepared: Prepared, example: Sample) -> CompiledCall:
-        made = make_plan(model, example, make_planner(model, prepared, self.recipe), prepared, self.recipe)
+        planning = StepPlanner(model, joint, example, self.recipe, prepared)
+        made = planning.plan(self.recipe)
+        prepared = planning.prepared
         self.searches += 1
         self.quiet = self.quiet or prepared.quiet
         if self.plan is None:

@@ -24,7 +24,7 @@ from memfit.measure.optimizer import OptimizerLike, check_optimizer, optimizer_n
 from memfit.measure.probe import Progress
 from memfit.plan.identity import identity_program
 from memfit.plan.simulate import simulate
-from memfit.prepare import could_run_here, step_optimizer_memory
+from memfit.prepare import may_be_probed, step_optimizer_memory
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
@@ -80,13 +80,14 @@ def unplanned_step(
     """Capture a step and measure its operators; see `memfit.estimate` for what is given."""
     target = None if device is None else find_device(device)
     check_optimizer(optimizer)
+    given = Sample.of(sample) if loss is None else Sample((sample,))
     with removed(model):
         graph = _captured_graph(model, sample, loss, backward_from)
     if is_for_cuda(model, target) and not is_for_cuda(model, None):
         graph = with_byte_masks(graph)
     needs = step_optimizer_memory(optimizer, model, graph, target)
     if measure is None:
-        measure = target is None and could_run_here(graph, needs)
+        measure = target is None and may_be_probed(model, given, graph)
     costs = operator_costs(graph, device_of(model), progress) if measure else {}
     graph = with_real_sizes(graph, costs)
     return UnplannedStep(
@@ -134,6 +135,12 @@ def _notes(graph: Graph, costs: Mapping[str, OperatorCost], target: Device | Non
     if not costs:
         yield "workspaces that operators allocate inside are not counted: they were not measured"
         return
+    bounded = {each.target for each in graph.operations if each.signature in costs and costs[each.signature].is_bound}
+    if bounded:
+        yield (
+            f"{', '.join(sorted(bounded))} could not be run in the memory that is free, so what it allocates inside is "
+            "bounded from above"
+        )
     unknown = {each.target for each in graph.operations if each.signature and each.signature not in costs}
     if unknown:
         yield (

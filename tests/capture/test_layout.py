@@ -117,7 +117,8 @@ def test_a_plan_computes_what_the_eager_run_does_within_its_budget() -> None:
 
 
 @pytest.mark.usefixtures("one_thread", "_faster")
-def test_what_it_is_compared_with_is_the_eager_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_is_compared_with_is_the_eager_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MEMFIT_CACHE_DIR", str(tmp_path))
     timed: list[str] = []
     own_times = prepare.own_times
 
@@ -293,13 +294,17 @@ def test_steps_of_the_trial_are_known_where_steps_are_slow(monkeypatch: pytest.M
     assert plan.step_us == 2e6
 
 
-@pytest.mark.usefixtures("one_thread", "_faster")
-def test_slow_steps_are_compared_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, images = Images(), batch()
-    plain = memfit.plan(model, images, budget=10**9, time_limit=1)
-    monkeypatch.setattr(prepare, "is_slow", lambda *_: True)
-    laid_out = memfit.plan(model, images, budget=10**9, allow=ALLOW, time_limit=1)
-    assert laid_out.step_us > 0.3 * plain.step_us
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("worth_it", "chosen"), [(100.0, True), (0.0, False)])
+def test_where_steps_do_not_fit_convolutions_are_timed_alone(
+    worth_it: float, chosen: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "_WORTH_IT", worth_it)
+    monkeypatch.setattr(layout, "step_seconds", lambda *_: pytest.fail("a step was run"))
+    recipe = Recipe(budget=0.6, allow=ALLOW)
+    found, unplanned = layout.with_layout(Images(), Sample.of(batch()), recipe)
+    assert found.channels_last is chosen
+    assert (unplanned is not None) is chosen
 
 
 def test_compiled_kernels_come_with_it() -> None:

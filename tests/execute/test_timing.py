@@ -1,7 +1,6 @@
 import contextlib
 import math
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,8 +15,10 @@ from memfit.capture.trace import traced
 from memfit.errors import InvalidModel
 from memfit.execute import timing
 from memfit.execute.timed_step import TimedStep
-from memfit.execute.timing import OperationTimes, operation_times
-from memfit.ir import ACCUMULATE, Graph, Kind, Operation, Phase, Storage
+from memfit.execute.timing import OperationTimes, SeenTimes, operation_times, with_estimates
+from memfit.ir import ACCUMULATE, Compute, Graph, Kind, Operation, Phase, Program, Storage
+from memfit.measure.cost import CostCache
+from memfit.measure.roofline import roofline_times
 from memfit.ops.registry import find_lean_operator
 
 
@@ -92,75 +93,59 @@ def test_the_gradient_of_a_tied_parameter_takes_time_to_add_up():
     assert all(times.fresh_us[each] > 0 for each in accumulations)
 
 
-@pytest.mark.parametrize(
-    ("steps", "seconds", "plain", "other", "both"),
-    [(5, 0.0, 1, 0, 1), (1, 60.0, 1, 1, 0), (2, 60.0, 2, 2, 0), (5, 60.0, 5, 5, 0)],
-)
-def test_steps_are_as_many_as_asked_for_and_the_time_allows(steps, seconds, plain, other, both, monkeypatch):
-    runs = []
-    run_both = TimedStep.run_both
-    monkeypatch.setattr(TimedStep, "run_both", lambda self: runs.append("both") or run_both(self))
-    monkeypatch.setattr(timing, "is_slow", lambda *_: False)
-    run = TimedStep.run
-    monkeypatch.setattr(TimedStep, "run", lambda self, **options: runs.append(bool(options)) or run(self, **options))
-    timed(nn.Linear(2, 2), torch.randn(1, 2), steps=steps, time_limit_s=seconds)
-    assert (runs.count(False), runs.count(True), runs.count("both")) == (plain, other, both)
+class FakeStep:
+    """Steps that take as long as they are told."""
+
+    def __init__(self, *step_us):
+        self.left = list(step_us)
+        self.with_extras = []
+
+    running = contextlib.nullcontext
+
+    def run(self, *, with_extras):
+        self.with_extras.append(with_extras)
+        time_us = self.left.pop(0)
+        return {(0, False): [time_us]}, {(0, True): [time_us / 2]} if with_extras else {}
 
 
 @pytest.mark.parametrize(
-    ("before_us", "times_us", "kept_us"),
+    ("steps", "seconds", "extras"),
     [
-        ([], [100, 103], [100, 103]),
-        ([], [130, 100, 101], [100, 101]),  # the first has warmed up
-        ([], [130, 100, 120, 100, 100], [100, 100, 100]),
-        ([102], [100], [100]),
-        ([130], [100, 101], [100, 101]),
-        ([100], [130, 100, 120, 150, 160], [100]),
+        (4, 0.0, [True]),
+        (1, 60.0, [True]),
+        (2, 60.0, [True, True]),
+        (4, 60.0, [True, False, False, True]),
     ],
 )
-def test_slow_steps_are_run_until_two_agree_and_those_that_were_disturbed_do_not_count(before_us, times_us, kept_us):
-    left = list(times_us)
-
-    def run_both():
-        time_us = left.pop(0)
-        return {"relu": time_us, "alternative": 50}, {"alternative": time_us}
-
-    step = SimpleNamespace(running=contextlib.nullcontext, run_both=run_both)
-    before = [{"relu": each} for each in before_us]
-    plain, other = timing._timed_slow_steps(step, 5, time.perf_counter() + 60, before)
-    assert left == []
-    assert [each["relu"] for each in plain] == [each["alternative"] for each in other] == kept_us
+def test_steps_are_as_many_as_asked_for_and_the_time_allows(steps, seconds, extras):
+    step = FakeStep(*([100.0] * 9))
+    timing._timed_steps(step, steps, seconds, with_extras=True)
+    assert step.with_extras == extras
 
 
-def test_slow_steps_end_with_the_time():
-    step = SimpleNamespace(running=contextlib.nullcontext, run_both=lambda: ({"relu": 1.0}, {}))
-    assert timing._timed_slow_steps(step, 5, time.perf_counter() - 1) == ([{"relu": 1.0}], [{}])
+def test_of_long_steps_two_that_agree_are_enough_and_all_have_extra_runs():
+    second_us = 1e6
+    step = FakeStep(2 * second_us, 1.5 * second_us, 1.55 * second_us, second_us)
+    runs = timing._timed_steps(step, 4, 60.0, with_extras=True)
+    assert step.with_extras == [True, True, True]
+    assert [own[0, False] for own, _ in runs] == [[1.5 * second_us], [1.55 * second_us]]
+
+
+def test_extra_runs_of_the_first_step_count_where_no_other_has_some():
+    runs = timing._timed_steps(FakeStep(100.0, 90.0), 9, 0.0, with_extras=True)
+    assert runs == [({(0, False): [100.0]}, {(0, True): [50.0]})]
 
 
 @pytest.mark.parametrize(("seconds", "runs"), [(60.0, 3), (0.0, 1)])
-def test_own_times_of_long_steps_are_seen_in_one(seconds, runs, monkeypatch):
+def test_own_times_are_seen_in_steps_without_extra_runs(seconds, runs, monkeypatch):
     seen = []
     run = TimedStep.run
-    monkeypatch.setattr(TimedStep, "run", lambda self: seen.append(self) or run(self))
+    monkeypatch.setattr(TimedStep, "run", lambda self, **options: seen.append(options) or run(self, **options))
     joint, graph, model, sample = captured(nn.Linear(2, 2), torch.randn(1, 2))
-    times_us = timing.own_times(joint.graph_module, graph, model, sample, steps=3, time_limit_s=seconds)
-    assert len(seen) == runs
+    own = timing.own_times(joint.graph_module, graph, model, sample, steps=3, time_limit_s=seconds)
+    times_us = timing.own_times_of(graph, own)
+    assert seen == [{"with_extras": False}] * runs
     assert list(times_us) == [each.name for each in graph.operations]
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_slow_step_is_run_once_and_times_all_forms(name, monkeypatch):
-    make_model, make_batch = MODELS[name]
-    runs = []
-    run_both = TimedStep.run_both
-    monkeypatch.setattr(TimedStep, "run_both", lambda self: runs.append(self) or run_both(self))
-    monkeypatch.setattr(TimedStep, "run", lambda *_args, **_options: pytest.fail("run twice"))
-    graph, times = timed(make_model(), make_batch(), ("lean",), steps=5, time_limit_s=0.0)
-    assert len(runs) == 1
-    operations = (*graph.operations, *graph.alternatives)
-    assert list(times.fresh_us) == [each.name for each in operations]
-    assert list(times.in_place_us) == [each.name for each in operations if each.may_overwrite is not None]
-    assert all(each > 0 for each in (*times.fresh_us.values(), *times.in_place_us.values()))
 
 
 def test_a_caller_in_the_middle_of_something_is_not_disturbed():
@@ -208,17 +193,56 @@ def operation(name, *, signature="relu", overwrites=None, may_overwrite=None):
 
 def test_a_form_is_known_from_every_step_that_ran_it():
     graph = handmade(operation("a", overwrites=0, may_overwrite=0), operation("b", may_overwrite=0), operation("c"))
-    plain = [{"a": 1.0, "b": 10.0, "c": 11.0}, {"a": 2.0, "b": 12.0, "c": 13.0}]
-    other = [{"a": 20.0, "b": 3.0, "c": 99.0}]
-    typical = timing._typical(graph, plain, other)
+    steps = [{(0, True): [1.0], (1, False): [10.0], (2, False): [11.0]}, {(0, True): [2.0], (1, False): [12.0, 13.0]}]
+    extra = [{(0, False): [20.0], (1, True): [3.0]}]
+    typical = timing._typical(graph, [*steps, *extra])
     assert typical == {("relu", True): 1.0, ("relu", False): 11.0}  # a quarter is not above
 
 
 def test_bytes_are_priced_by_what_reads_and_writes_all_of_them():
-    graph = handmade(operation("a", may_overwrite=0), operation("b", signature="embedding"))
-    typical = {("relu", False): 50.0, ("embedding", False): 1.0}
-    assert timing._per_byte_us(graph, typical) == 50.0 / 200
-    assert timing._per_byte_us(handmade(), {}) == 0.0
+    graph = handmade(
+        operation("a", may_overwrite=0), operation("b", signature="embedding"), operation("c", signature="")
+    )
+    seen = SeenTimes(times_us={("relu", False): 50.0, ("embedding", False): 1.0})
+    assert with_estimates(graph, seen).fresh_us["c"] == 50.0
+
+
+def test_what_was_not_seen_is_estimated_by_what_others_of_its_kind_took():
+    graph = handmade(operation("a"), operation("b", signature="other relu"))
+    estimated_us = roofline_times(graph)
+    times = with_estimates(graph, SeenTimes(times_us={("relu", False): 7 * estimated_us["a"]}))
+    assert times.fresh_us["b"] == pytest.approx(7 * estimated_us["b"])
+
+
+def test_what_was_seen_to_make_other_bits_takes_for_ever():
+    graph = handmade(operation("a"), operation("b", signature="other relu", may_overwrite=0))
+    seen = SeenTimes(times_us={("relu", False): 1.0}, unequal=frozenset({"other relu"}))
+    times = with_estimates(graph, seen)
+    assert times.fresh_us["b"] == times.in_place_us["b"] == math.inf
+
+
+def test_times_of_later_steps_are_scaled_to_those_of_earlier_ones():
+    first = SeenTimes(times_us={("relu", False): 10.0, ("mm", False): 30.0})
+    later = SeenTimes(times_us={("relu", False): 20.0, ("mm", False): 60.0, ("gelu", False): 8.0})
+    both = first.with_others(later).times_us
+    assert both == {("relu", False): 10.0, ("mm", False): 30.0, ("gelu", False): 4.0}
+
+
+def test_a_program_is_covered_when_all_its_forms_were_timed():
+    graph = handmade(operation("a", may_overwrite=0), operation("b", signature=""))
+    program = Program(graph_digest="", forward=(Compute(0, in_place=True), Compute(1)), backward=())
+    assert not SeenTimes(times_us={("relu", False): 1.0}).covers(graph, program)
+    assert SeenTimes(times_us={("relu", True): 1.0}).covers(graph, program)
+
+
+def test_what_steps_have_shown_is_kept_for_later_runs(tmp_path):
+    graph = handmade(operation("a", may_overwrite=0), operation("b", signature="unknown"))
+    seen = SeenTimes(
+        times_us={("relu", False): 1.0, ("relu", True): 2.0, ("elsewhere", False): 3.0}, equal=frozenset({"relu"})
+    )
+    seen.keep(CostCache("here", tmp_path))
+    kept = SeenTimes.kept(graph, CostCache("here", tmp_path))
+    assert kept == SeenTimes(times_us={("relu", False): 1.0, ("relu", True): 2.0}, equal=frozenset({"relu"}))
 
 
 def test_a_step_adds_up_each_operation_as_the_eager_run_does_it():
@@ -236,8 +260,7 @@ def test_times_on_cuda_are_those_of_the_device():
 
 
 def test_a_step_that_was_disturbed_as_a_whole_counts_like_the_others():
-    graph, _ = timed(ConvNet(), torch.randn(4, 3, 8, 8))
-    names = [each.name for each in graph.operations if each.signature]
-    quiet = dict.fromkeys(names, 2.0)
-    disturbed = dict.fromkeys(names, 14.0)
-    assert timing._undisturbed(graph, [disturbed, quiet], [disturbed]) == ([quiet, quiet], [quiet])
+    quiet = {(0, False): [2.0], (1, False): [4.0]}
+    disturbed = {(0, False): [14.0], (1, False): [28.0]}
+    runs = [(disturbed, {(2, False): [7.0]}), (quiet, {})]
+    assert timing._undisturbed(runs) == [quiet, {(2, False): [1.0]}, quiet, {}]

@@ -8,7 +8,7 @@ import memfit
 from memfit.measure import probe
 from memfit.measure.cost import CostCache, OperatorCost
 from memfit.measure.probe import measured_costs
-from memfit.measure.signature import encode
+from memfit.measure.signature import decode, encode
 
 aten = torch.ops.aten
 X = torch.zeros(64, 64)
@@ -81,7 +81,7 @@ def test_times_are_measured_only_when_asked_for(cache: CostCache) -> None:
 def test_a_timed_cost_answers_an_untimed_question(cache: CostCache, monkeypatch: pytest.MonkeyPatch) -> None:
     timed = OperatorCost(workspace_bytes=1, output_bytes=(2,), time_us=3.0)
     cache.save({RELU: timed})
-    monkeypatch.setattr(probe, "_probe", _never)
+    monkeypatch.setattr(probe._Probe, "run", _never)
     assert measured_costs([RELU], device="cpu", cache=cache) == {RELU: timed}
 
 
@@ -91,18 +91,19 @@ def _never(*_: object, **__: object) -> None:
 
 def test_a_known_cost_is_not_measured_again(cache: CostCache, monkeypatch: pytest.MonkeyPatch) -> None:
     first = measured_costs([RELU, ADD], device="cpu", cache=cache)
-    monkeypatch.setattr(probe, "_probe", _never)
+    monkeypatch.setattr(probe._Probe, "run", _never)
     assert measured_costs([ADD, RELU], device="cpu", cache=cache) == first
 
 
 def test_equal_signatures_are_measured_once(cache: CostCache, monkeypatch: pytest.MonkeyPatch) -> None:
     probed: list[str] = []
+    run = probe._Probe.run
 
-    def counting(signature: str, *, timed: bool) -> OperatorCost:
-        probed.append(signature)
-        return OperatorCost(workspace_bytes=0, output_bytes=())
+    def counting(self: probe._Probe, *, timed: bool) -> None:
+        probed.append(self.signature)
+        run(self, timed=timed)
 
-    monkeypatch.setattr(probe, "_probe", counting)
+    monkeypatch.setattr(probe._Probe, "run", counting)
     measured_costs([RELU, ADD, RELU], device="cpu", cache=cache)
     assert probed == [RELU, ADD]
 
@@ -132,7 +133,8 @@ def test_progress_is_told_for_what_has_to_be_measured(cache: CostCache) -> None:
 
 
 def test_an_operator_that_rejects_its_arguments_is_left_out(cache: CostCache, caplog: pytest.LogCaptureFixture) -> None:
-    assert list(measured_costs([REJECTED, RELU], device="cpu", cache=cache)) == [RELU]
+    with caplog.at_level("INFO"):
+        assert list(measured_costs([REJECTED, RELU], device="cpu", cache=cache)) == [RELU]
     assert "not measured (RuntimeError" in caplog.text
 
 
@@ -145,16 +147,55 @@ def test_an_opaque_argument_of_unknown_size_is_not_passed_on(
     cache: CostCache, caplog: pytest.LogCaptureFixture
 ) -> None:
     opaque = encode(aten.relu.default, (torch.zeros(0, dtype=torch.uint8),), {})
-    assert measured_costs([opaque], device="cpu", cache=cache) == {}
+    with caplog.at_level("INFO"):
+        assert measured_costs([opaque], device="cpu", cache=cache) == {}
     assert "opaque" in caplog.text
 
 
-def test_what_is_too_big_for_this_machine_is_left_out(cache: CostCache, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_too_big_for_this_machine_is_bounded_and_not_kept(cache: CostCache) -> None:
     with torch.device("meta"):
         huge = torch.empty(2**20, 2**24)
     signature = encode(aten.relu.default, (huge,), {}).replace("meta", "cpu")
-    assert measured_costs([signature], device="cpu", cache=cache) == {}
-    assert "too big to measure here" in caplog.text
+    cost = measured_costs([signature], device="cpu", cache=cache)[signature]
+    assert cost.is_bound
+    assert cache.load() == {}
+
+
+def test_no_probe_takes_more_than_the_room(cache: CostCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [2**n for n in range(8, 20)]
+    calls = {encode(aten.sigmoid.default, (torch.zeros(size),), {}): 4 * size for size in sizes}
+    room_bytes = 2 * 4 * 2**14
+    ran: list[str] = []
+    run = probe._Probe.run
+    monkeypatch.setattr(probe._Probe, "run", lambda self, **each: ran.append(self.signature) or run(self, **each))
+    found = measured_costs(calls, device="cpu", cache=cache, room_bytes=room_bytes, made_bytes=calls)
+    assert ran == [each for each, size_bytes in calls.items() if 2 * size_bytes <= room_bytes]
+    assert {each for each, cost in found.items() if cost.is_bound} == calls.keys() - set(ran)
+    assert {cost.workspace_bytes for cost in found.values()} == {0}  # as of all that were seen
+
+
+def test_where_nothing_fits_a_call_on_fewer_rows_is_learned_from(cache: CostCache) -> None:
+    matrices = torch.zeros(512, 64), torch.zeros(64, 64)
+    call = encode(aten.mm.default, matrices, {})
+    made_bytes = {call: 512 * 64 * 4}
+    room_bytes = 2 * made_bytes[call]  # not for a workspace as big as all of it beside
+    found = measured_costs([call], device="cpu", cache=cache, room_bytes=room_bytes, made_bytes=made_bytes)
+    assert not found[call].is_bound
+    assert list(cache.load()) == [call]
+
+
+def test_an_operator_of_which_nothing_fits_takes_as_much_as_it_reads_and_makes(cache: CostCache) -> None:
+    call = encode(aten.relu.default, (torch.zeros(2**10),), {})
+    cost = measured_costs([call], device="cpu", cache=cache, room_bytes=2**10, made_bytes={call: 2**12})[call]
+    assert cost.is_bound
+    assert cost.workspace_bytes == 2**12 + 2**12
+
+
+def test_arguments_that_are_only_read_share_their_memory() -> None:
+    _, args, _ = decode(ADD, shares_memory=True)
+    assert args[0].data_ptr() == args[1].data_ptr()
+    _, args, _ = decode(encode(aten.add_.Tensor, (X, X), {}), shares_memory=True)
+    assert args[0].data_ptr() != args[1].data_ptr()
 
 
 @pytest.mark.parametrize(

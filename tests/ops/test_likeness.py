@@ -118,11 +118,7 @@ def _greedy_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
         return {each: OperatorCost(workspace_bytes=WORKSPACE, output_bytes=()) for each in signatures}
 
     monkeypatch.setattr(prepare, "measured_costs", measured)
-    monkeypatch.setattr(
-        timing,
-        "_typical_like",
-        lambda _graph, _typical, left_out, _like: {(each.signature, False): 0.01 for each in left_out},
-    )
+    monkeypatch.setattr(timing._Typical, "_like_others_us", lambda *_: 0.01)
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ from memfit.ops.inplace import in_place_form
 from memfit.tensors import storage_bytes
 
 _LARGEST_COPY_BYTES = 2**18  # of a changed argument, see Note [What crosses]
+OPERATION = "memfit_operation"  # mark on calls that run an operation: its number, and whether in place
 _TAGS = {Phase.FORWARD: "must_be_in_forward", Phase.BACKWARD: "must_be_in_backward"}
 
 
@@ -44,7 +45,7 @@ def rebuild(
     joint: fx.GraphModule, graph: Graph, program: Program, forward_outputs: int
 ) -> tuple[fx.GraphModule, list[fx.Node]]:
     """The joint graph in the program's order, and what crosses from the forward to the backward pass."""
-    builder = _Builder(joint.graph, graph, program)
+    builder = ProgramBuilder(joint.graph, graph, program)
     output = joint.graph.output_node()
     outputs: Any = output.args[0]
     results = builder.run(program.forward, outputs[:forward_outputs])
@@ -63,7 +64,9 @@ class _Generation:
         self.crossed = False  # made in the forward pass, read in the backward pass
 
 
-class _Builder:
+class ProgramBuilder:
+    """Writes the instructions of a program as nodes of a new graph."""
+
     def __init__(self, joint: fx.Graph, graph: Graph, program: Program) -> None:
         self.graph = fx.Graph()
         self.saved: dict[fx.Node, None] = {}
@@ -81,6 +84,7 @@ class _Builder:
         self._drawn_again = _drawn_again(graph, program)
         self._states: dict[int, fx.Node] = {}
         self._running: Operation | None = None
+        self._last_call: fx.Node | None = None
 
     def run(self, instructions: tuple[Instruction, ...], outputs: list[Any]) -> list[Any]:
         """Write one pass; its outputs in the rebuilt graph are returned."""
@@ -116,6 +120,8 @@ class _Builder:
         call = self._call(target, args, kwargs, node)
         call.meta[OVERWRITES] = instruction.in_place and target is node.target
         self._add_results(operation, call)
+        call.meta[OPERATION] = (index, instruction.in_place)
+        self._last_call = call
         self._ran.add(index)
 
     def _overwritten(self, operation: Operation, node: fx.Node, argument: fx.Node) -> fx.Node:
@@ -135,7 +141,7 @@ class _Builder:
             )
         generation = self._live[storage].pop()
         self._freed.pop(storage, None)
-        return self._call(_owned, (argument,), {}, source) if generation.crossed else argument
+        return self._call(owned, (argument,), {}, source) if generation.crossed else argument
 
     def _drawing(
         self, index: int, node: fx.Node, target: Any, args: tuple[Any, ...], *, in_place: bool
@@ -252,7 +258,7 @@ def _like_state(device: torch.device, node: fx.Node) -> torch.Tensor:
     return mode.from_tensor(generator_state(device))
 
 
-def _owned(tensor: torch.Tensor) -> torch.Tensor:
+def owned(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor that may be overwritten, see Note [Retained graphs]."""
     return tensor.clone() if _torch.keeps_graph() else tensor
 

@@ -1,39 +1,35 @@
-"""A step of a captured graph, run with the clock in hand.
+"""Run a program of a captured step with a clock around every operator, inside a limit.
 
 Note [Times in the step]
-    An operator that is timed alone finds its inputs in the cache and its output in pages that
-    were just released; in a step it finds neither. So the captured graph is run as a step runs
-    it, forward and backward on the real batch, in place where the eager run works in place,
-    values dropped after their last use, with the clock read around every operator. Views before
-    an operator and what is dropped after it count to its time: the times add up to the step.
+    An operator that is timed alone finds its inputs in the cache and its output in pages that were just released; in a
+    step it finds neither. So a whole step runs, forward and backward on the real batch, with the clock read around
+    every operator. Views before an operator and releases after it count to its time: the times add up to the step.
 
-Note [Other forms]
-    A program may run an operator in place where the eager run does not, the other way round, or
-    an alternative in its stead. Some steps run all of these: operators in their other form, and
-    alternatives where they stand in the graph. What an operator would overwrite is copied first,
-    outside the measured time, so that everything reads the same numbers as in a plain step. So is what a stretch
-    overwrites of which only that form is compiled, unless nobody reads it later: a copy would be found in the cache.
+Note [Inside the limit]
+    The step that runs is that of a program, and a program is made for a budget: its peak is known before it runs. So
+    operators are timed where the unplanned step does not fit. What the optimizer keeps counts as if it were there.
+    Gradients are dropped as soon as they are computed, so that gradients of an earlier step may stay where they are.
 
-Note [Slow steps]
-    A step that takes seconds is run once, not twice: its operators in their plain form, and before some of them
-    their other form, whose result is dropped. Of calls that look alike a few are enough, and only such models are
-    slow that repeat the same layers.
+Note [Extra runs]
+    Another program may run an operator in place where this one does not, the other way round, or another variant in
+    its stead. Where there is room, a few of those that look alike run beside the step, next to the operator whose
+    inputs they share, and their results are dropped. What an extra run would overwrite is copied first, outside the
+    measured time, so that the step reads the numbers it would read without.
 
 Note [Seen to be equal]
-    What an exact alternative makes is compared bit for bit with what the model's own operator made of the
-    same numbers, once, on this machine: libraries choose their algorithms by shape and processor. One that
-    differs takes forever, so that no plan has it, and so do those that look like it.
+    What an exact variant makes is compared bit for bit with what the model's own operator made of the same numbers,
+    once, on this machine: libraries choose their algorithms by shape and processor. One that differs is never used,
+    and neither are those that look like it.
 
 Note [Nothing remains]
-    Operators run below autograd and write only into what the step itself made: parameters,
-    gradients and buffers stay as they are (new values of buffers are dropped), and generators
-    are put back.
+    Operators run below autograd and write only into what the step itself made: parameters, gradients and buffers stay
+    as they are (new values of buffers are dropped), and generators are put back.
 """
 
 import contextlib
 import dataclasses
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -42,71 +38,69 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
-from memfit.capture.nodes import REMAKES, TECHNIQUE, is_alternative
+from memfit.capture.nodes import REMAKES
 from memfit.capture.sample import Sample
 from memfit.capture.trace import ROOT
-from memfit.errors import InvalidModel
-from memfit.ir import Graph, Operation
+from memfit.errors import ExecutionError, InvalidModel
+from memfit.execute.codegen import OVERWRITES
+from memfit.execute.rebuild import OPERATION, ProgramBuilder, owned
+from memfit.ir import Compute, Graph, Operation, Phase, Program
 from memfit.ops.calls import faithful_call
 from memfit.ops.inplace import in_place_form
 from memfit.ops.registry import find_lean_operator
 from memfit.ops.stretch import PREFIX, Stretch
 from memfit.tensors import same_bits, states_by_name, tensors_in
 
-_SAMPLES = 3  # calls that look alike, of which other forms are timed in a slow step
+_SAMPLES = 3  # extra runs of calls that look alike
 
-Times = dict[str, float]  # microseconds by the name of an operation
+_EXTRA = "memfit_extra"  # mark on calls that run beside the step: (operation, whether in place)
+_COPIES = "memfit_copies"  # mark on calls whose first argument is copied before
+
+Form = tuple[int, bool]  # number of an operation or variant, and whether it runs in place
+Times = dict[Form, list[float]]  # microseconds of every run
 
 
-def is_stretch(operation: Operation) -> bool:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limit:
+    """How much memory a timed step may take, and what counts besides the values of its graph."""
+
+    limit_bytes: int | None = None  # None: no limit
+    external_bytes: int = 0  # live all along: optimizer state, other models
+    workspace_bytes: Sequence[int] = ()  # by operation, then by variant
+
+    def workspace(self, index: int) -> int:
+        return self.workspace_bytes[index] if self.workspace_bytes else 0
+
+
+def is_fused(operation: Operation) -> bool:
     """Whether it takes as long in place, see Note [Over the first] in `ops/stretch.py`."""
     return operation.target.startswith(PREFIX)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Call:
-    """A node of the graph, ready to run."""
-
-    node: fx.Node
-    function: Callable[..., Any]
-    copies_first: bool  # its first argument is overwritten and may still be needed
-    dying: tuple[fx.Node, ...]  # nobody reads them afterwards
-    compared: tuple[fx.Node, ...]  # nor these, when they have been compared, see Note [Seen to be equal]
-    is_extra: bool = False  # its result is dropped, see Note [Slow steps]
-
-
 class TimedStep:
-    """A captured graph and real inputs for it, to be run with the clock in hand."""
+    """A program of a captured graph and real inputs for it, to be run with the clock in hand."""
 
     def __init__(
         self,
         module: fx.GraphModule,
         graph: Graph,
+        program: Program,
         model: nn.Module,
         sample: Sample,
-        left_out: Collection[str] = (),  # names of alternatives that nothing reads
+        *,
+        limit: Limit | None = None,
+        left_out: Collection[int] = (),  # variants that are not run
+        with_extras: bool = True,
     ) -> None:
-        operations = {operation.name: operation for operation in (*graph.operations, *graph.alternatives)}
-        self._timed = operations.keys()
-        self._alternatives = {operation.name for operation in graph.alternatives}
-        nodes = [node for node in module.graph.nodes if node.name not in left_out]
-        dying = graph.overwritable()
-        self._plain = [
-            dataclasses.replace(call, copies_first=call.copies_first and call.node.name not in dying)
-            for call in _calls(module, operations, [node for node in nodes if not is_alternative(node)])
-        ]
-        self._other = _calls(module, operations, nodes, other_forms=True)
-        self._both = _both_calls(module, operations, nodes)
-        self._inputs = _inputs(module.graph, model, sample)
-        tensors = tensors_in(list(self._inputs.values()))
-        if any(isinstance(tensor, _torch.FakeTensor) for tensor in tensors):
-            raise InvalidModel(
-                f"this {type(model).__name__} or its sample has no memory, so its steps cannot be run and timed; "
-                "use memfit.measure.roofline.roofline_times, which estimates from sizes"
-            )
-        self._cuda = {tensor.device for tensor in tensors if tensor.is_cuda}
-        self._compared: set[str] = set()
-        self.unequal: set[str] = set()  # alternatives, see Note [Seen to be equal]
+        self._inputs = _Inputs(module.graph, model, sample)
+        self.equal: set[int] = set()  # variants, see Note [Seen to be equal]
+        self.unequal: set[int] = set()
+        self._cuda = self._inputs.cuda
+        self._plain = _calls(_rebuilt(ProgramBuilder(module.graph, graph, program), module, program))
+        self._both = self._plain
+        if with_extras:
+            builder = _ExtraBuilder(module.graph, graph, program, limit or Limit(), left_out, self._compare)
+            self._both = _calls(_rebuilt(builder, module, program))
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -119,143 +113,269 @@ class TimedStep:
         ):
             yield
 
-    def run(self, *, other_forms: bool = False) -> Times:
-        """Microseconds of every operation; with other forms, see Note [Other forms]."""
-        return self._run(self._other if other_forms else self._plain)[0]
-
-    def run_both(self) -> tuple[Times, Times]:
-        """Microseconds of every operation in its plain form, and of some in others, see Note [Slow steps]."""
-        return self._run(self._both)
-
-    def _run(self, calls: Sequence[_Call]) -> tuple[Times, Times]:
+    def run(self, *, with_extras: bool = False) -> tuple[Times, Times]:
+        """Microseconds of every operation of the step, and of every extra run."""
         mark = _cuda_mark if self._cuda else time.perf_counter
-        values = dict(self._inputs)
+        values = _Values(self._inputs)
         waiting: list[tuple[Any, Any]] = []  # views, for the operation that follows
-        spans: dict[str, list[tuple[Any, Any]]] = {}
-        extra: dict[str, list[tuple[Any, Any]]] = {}
-        for call in calls:
-            if call.is_extra:
-                extra[call.node.name] = [_run_extra(call, values, mark)]
-                continue
-            waiting.append(_run(call, values, mark))
-            self._compare(call.node, values)
-            for node in call.compared:
-                del values[node]
-            if call.node.name in self._timed:
-                spans[call.node.name], waiting = waiting, []
+        spans: list[tuple[Form, bool, list[tuple[Any, Any]]]] = []
+        for call in self._both if with_extras else self._plain:
+            waiting.append(call.run(values, mark))
+            if call.form is not None:
+                spans.append((call.form, call.is_extra, waiting))
+                waiting = []
         for device in self._cuda:
             torch.cuda.synchronize(device)
-        return _summed(spans), _summed(extra) | _summed(
-            {name: each for name, each in spans.items() if name in self._alternatives}
-        )
+        own: Times = defaultdict(list)
+        extra: Times = defaultdict(list)
+        for form, is_extra, each in spans:
+            (extra if is_extra else own)[form].append(sum(_microseconds(*span) for span in each))
+        return dict(own), dict(extra)
 
-    def _compare(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> None:
+    def _compare(self, variant: int, technique: str, made: Any, own: Any) -> None:
         """See Note [Seen to be equal]."""
-        if REMAKES not in node.meta or node.name in self._compared:
+        if variant in self.equal or variant in self.unequal:
             return
-        self._compared.add(node.name)
-        operator = find_lean_operator(node.meta[TECHNIQUE])
-        if not operator.exact:
-            return
-        pairs = list(zip(tensors_in(values[node]), tensors_in(values[node.meta[REMAKES]]), strict=True))
-        proves_nothing = not operator.certain and not all(own.any() for _, own in pairs)  # zeros are always equal
-        if proves_nothing or not all(same_bits(made, own) for made, own in pairs):
-            self.unequal.add(node.name)
+        operator = find_lean_operator(technique)
+        pairs = list(zip(tensors_in(made), tensors_in(own), strict=True))
+        proves_nothing = not operator.certain and not all(one.any() for _, one in pairs)  # zeros are always equal
+        if not proves_nothing:
+            are_equal = all(same_bits(one, other) for one, other in pairs)
+            (self.equal if are_equal else self.unequal).add(variant)
 
 
-def _summed(spans: Mapping[str, list[tuple[Any, Any]]]) -> Times:
-    return {name: sum(_microseconds(*span) for span in each) for name, each in spans.items()}
+def _rebuilt(builder: ProgramBuilder, module: fx.GraphModule, program: Program) -> fx.GraphModule:
+    """The graph of a program, whose results nobody holds."""
+    builder.run(program.forward, [])
+    builder.turn_around()
+    builder.run(program.backward, [])
+    builder.graph.output([])
+    return fx.GraphModule(module, builder.graph)
 
 
-def _run_extra(call: _Call, values: Mapping[fx.Node, Any], mark: Callable[[], Any]) -> tuple[Any, Any]:
-    """Run a call beside the step."""
-    kept = dict.fromkeys(call.node.all_input_nodes)
-    return _run(call, {node: values[node] for node in kept}, mark)
+class _ExtraBuilder(ProgramBuilder):
+    """Writes extra runs beside those of a program, see Note [Extra runs]."""
+
+    def __init__(
+        self,
+        joint: fx.Graph,
+        graph: Graph,
+        program: Program,
+        limit: Limit,
+        left_out: Collection[int],
+        compare: Callable[[int, str, Any, Any], None],
+    ) -> None:
+        super().__init__(joint, graph, program)
+        self._limit = limit
+        self._record = compare
+        self._live_bytes = limit.external_bytes + self._size(graph.resident)
+        self._sampled: Counter[tuple[str, bool]] = Counter()
+        self._compared: Counter[str] = Counter()
+        own = {each.outputs[0]: index for index, each in enumerate(graph.operations) if each.outputs}
+        self._variants: dict[int, list[int]] = defaultdict(list)  # by own operation: other ways to do the same
+        self._forms: dict[int, list[int]] = defaultdict(list)  # by own operation: smaller forms of what it makes
+        self._form_of: dict[str, int] = {}  # by node: the variant that makes a smaller form
+        for number, variant in enumerate(graph.alternatives, start=len(graph.operations)):
+            if number in left_out:
+                continue
+            made = own.get(variant.outputs[0])
+            if made is not None:
+                self._variants[made].append(number)
+            else:
+                self._form_of[variant.name] = number
+                readable = [own[each] for each in variant.inputs if each in own]
+                if readable:
+                    self._forms[max(readable)].append(number)
+        self._own = own
+
+    def turn_around(self) -> None:
+        super().turn_around()
+        self._live_bytes += self._size(self._ir.tangents)
+
+    def _compute(self, instruction: Compute) -> None:
+        operation = self._ir.operation(instruction.operation)
+        in_backward = operation.phase is Phase.BACKWARD
+        self._running = operation
+        if instruction.in_place and self._wants(operation, in_place=False):
+            self._extra(instruction.operation)
+        own = self._own.get(operation.outputs[0]) if operation.outputs else None
+        comparisons = self._variant_runs(own, instruction, operation) if in_backward else []
+        if instruction.in_place and operation.may_overwrite is not None:
+            self._live_bytes -= self._size((operation.may_overwrite,))
+        self._live_bytes += self._size(operation.outputs)
+        super()._compute(instruction)
+        call = self._last_call
+        if not in_backward:
+            comparisons = self._variant_runs(own, instruction, operation)
+        if instruction.operation == own:
+            for variant, made in comparisons:
+                self._compare(variant, made, call)
+        if not instruction.in_place and operation.may_overwrite is not None and self._wants(operation, in_place=True):
+            self._extra(instruction.operation, in_place=True)
+        for form in self._forms.get(instruction.operation, ()) if self._phase is Phase.FORWARD else ():
+            if self._wants(self._ir.operation(form), in_place=False):
+                self._extra(form)
+
+    def _free(self, storage: int) -> None:
+        if self._live[storage]:
+            self._live_bytes -= self._size((storage,))
+        super()._free(storage)
+
+    def _variant_runs(self, own: int | None, running: Compute, operation: Operation) -> list[tuple[int, fx.Node]]:
+        """Run other ways to do what an operation does beside it; those that can be compared with it are returned."""
+        made: list[tuple[int, fx.Node]] = []
+        if own is None or self._phase is not operation.phase:
+            return made
+        held_bytes = self._size(operation.outputs) + self._limit.workspace(running.operation)
+        for number in (own, *self._variants.get(own, ())):
+            each = self._ir.operation(number)
+            if number == running.operation or each.random:
+                continue
+            forms = [False] if each.may_overwrite is None or is_fused(each) else [False, True]
+            wanted = [in_place for in_place in forms if self._wants(each, in_place=in_place)]
+            unproven = number != own and self._compared[each.signature] == 0 and self._is_exact(each)
+            for in_place in dict.fromkeys((*wanted, *([False] if unproven and not wanted else []))):
+                node = self._extra(number, in_place=in_place)
+                if node is not None and unproven and self._fits(held_bytes + self._size(each.outputs)):
+                    made.append((number, node))
+                    self._compared[each.signature] += 1
+                    unproven = False
+        return made
+
+    def _wants(self, operation: Operation, *, in_place: bool) -> bool:
+        """Whether a form of an operation is to be run beside the step."""
+        if operation.random or not operation.signature or (in_place and is_fused(operation)):
+            return False
+        return self._sampled[operation.signature, in_place] < _SAMPLES
+
+    def _is_exact(self, operation: Operation) -> bool:
+        return find_lean_operator(operation.technique).exact
+
+    def _extra(self, index: int, *, in_place: bool = False) -> fx.Node | None:
+        """Write an extra run; None if it cannot read what it needs, or has no room."""
+        operation = self._ir.operation(index)
+        node = self._values.node(operation)
+        copied = (operation.may_overwrite,) if in_place and operation.may_overwrite is not None else ()
+        needed_bytes = self._size(operation.outputs) * (not in_place) + self._size(copied)
+        if not self._fits(needed_bytes + self._limit.workspace(index)):
+            return None
+        if in_place and in_place_form(node.target) is None:
+            return None
+        try:
+            args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), self._fetch_or_make)
+        except ExecutionError:
+            return None
+        call = self._call(node.target, args, kwargs, node)
+        call.meta.update({OVERWRITES: in_place, _EXTRA: (index, in_place), _COPIES: in_place})
+        self._sampled[operation.signature, in_place] += 1
+        return call
+
+    def _fetch_or_make(self, node: fx.Node) -> fx.Node:
+        """A node as it is now; a smaller form that the program does not make is made for the reader."""
+        try:
+            return self._fetch(node)
+        except ExecutionError:
+            made = self._extra(self._form_of[node.name]) if node.name in self._form_of else None
+            if made is None:
+                raise
+            return made
+
+    def _compare(self, variant: int, made: fx.Node, call: fx.Node | None) -> None:
+        """Write a comparison of what a variant made with what the operation made."""
+        operation = self._ir.operation(variant)
+        remade = self._values.node(operation).meta.get(REMAKES)
+        own = call
+        if remade is not None and self._values.node(self._ir.operation(self._own_of(variant))) is not remade:
+            try:
+                own = self._fetch(remade)
+            except ExecutionError:
+                return
+        record, technique = self._record, operation.technique
+        compare = self.graph.call_function(_Comparison(record, variant, technique), (made, own))
+        compare.meta.update(val=None)
+
+    def _own_of(self, variant: int) -> int:
+        return self._own[self._ir.operation(variant).outputs[0]]
+
+    def _fits(self, more_bytes: int) -> bool:
+        limit_bytes = self._limit.limit_bytes
+        return limit_bytes is None or self._live_bytes + more_bytes <= limit_bytes
+
+    def _size(self, storages: Sequence[int]) -> int:
+        return sum(self._ir.storages[each].size_bytes for each in storages)
 
 
-def _run(call: _Call, values: dict[fx.Node, Any], mark: Callable[[], Any]) -> tuple[Any, Any]:
-    args: Any
-    kwargs: Any
-    args, kwargs = fx.node.map_arg((call.node.args, dict(call.node.kwargs)), values.__getitem__)
-    if call.copies_first:
-        args = (args[0].clone(), *args[1:])
-    start = mark()
-    values[call.node] = call.function(*args, **kwargs)
-    del args, kwargs
-    for node in call.dying:
-        del values[node]
-    return start, mark()
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Comparison:
+    """Compares what a variant made with the model's own result, as a call of the graph."""
+
+    record: Callable[[int, str, Any, Any], None]
+    variant: int
+    technique: str
+    __name__ = "compare"
+
+    def __call__(self, made: Any, own: Any) -> None:
+        self.record(self.variant, self.technique, made, own)
 
 
-def _calls(
-    module: fx.GraphModule, operations: Mapping[str, Operation], nodes: Sequence[fx.Node], *, other_forms: bool = False
-) -> list[_Call]:
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _TimedCall:
+    """A node of the graph, ready to run."""
+
+    node: fx.Node
+    function: Callable[..., Any]
+    copies_first: bool  # its first argument is overwritten and may still be read
+    dying: tuple[fx.Node, ...]  # nobody reads them afterwards
+    form: Form | None  # None: a view, or a comparison
+    is_extra: bool
+
+    def run(self, values: "_Values", mark: Callable[[], Any]) -> tuple[Any, Any]:
+        args: Any
+        kwargs: Any
+        args, kwargs = fx.node.map_arg((self.node.args, dict(self.node.kwargs)), values.__getitem__)
+        if self.copies_first:
+            args = (args[0].clone(), *args[1:])
+        start = mark()
+        values.made[self.node] = self.function(*args, **kwargs)
+        del args, kwargs
+        for node in self.dying:
+            values.made.pop(node, None)
+        return start, mark()
+
+
+def _calls(module: fx.GraphModule) -> list[_TimedCall]:
+    nodes = list(module.graph.nodes)
     dying = _dying(nodes)
-    return [
-        _call(module, node, operations.get(node.name), dying[node], other_forms=other_forms)
-        for node in nodes
-        if node.op not in {"placeholder", "output"}
-    ]
+    return [_timed_call(module, node, dying[node]) for node in nodes if node.op not in {"placeholder", "output"}]
 
 
-def _both_calls(module: fx.GraphModule, operations: Mapping[str, Operation], nodes: Sequence[fx.Node]) -> list[_Call]:
-    """Every operation in its plain form, and a few of those that look alike in the other one too."""
-    sampled = _sampled(nodes, operations)
-    nodes = [node for node in nodes if not is_alternative(node) or node in sampled]
-    dying = _dying(nodes)
-    calls: list[_Call] = []
-    for node in nodes:
-        if node.op in {"placeholder", "output"}:
-            continue
-        operation = operations.get(node.name)
-        if node in sampled and not is_alternative(node):
-            other = _call(module, node, operation, [], other_forms=True)
-            calls.append(dataclasses.replace(other, is_extra=True))
-        calls.append(_call(module, node, operation, dying[node], other_forms=is_alternative(node)))
-    return calls
-
-
-def _sampled(nodes: Sequence[fx.Node], operations: Mapping[str, Operation]) -> set[fx.Node]:
-    """Nodes that are run in another form too, and the alternatives that those read."""
-    seen: Counter[str] = Counter()
-    sampled: set[fx.Node] = set()
-    for node in reversed(nodes):
-        operation = operations.get(node.name)
-        has_other_form = operation is not None and (
-            is_alternative(node) or (operation.may_overwrite is not None and not is_stretch(operation))
-        )
-        is_read = is_alternative(node) and any(user in sampled for user in node.users)
-        if operation is not None and has_other_form and (is_read or seen[operation.signature] < _SAMPLES):
-            seen[operation.signature] += 1
-            sampled.add(node)
-    return sampled
-
-
-def _call(
-    module: fx.GraphModule, node: fx.Node, operation: Operation | None, dying: list[fx.Node], *, other_forms: bool
-) -> _Call:
-    can_overwrite = operation is not None and operation.may_overwrite is not None
-    does_overwrite = operation is not None and operation.overwrites is not None
-    in_place = can_overwrite and does_overwrite != other_forms and not isinstance(node.target, Stretch)
-    stand_in = node.target.stand_in if isinstance(node.target, Stretch) else None
-    form = stand_in or (in_place_form(node.target) if in_place else None)
-    compared = {node, node.meta[REMAKES]} if REMAKES in node.meta else set()
-    return _Call(
+def _timed_call(module: fx.GraphModule, node: fx.Node, dying: list[fx.Node]) -> _TimedCall:
+    extra = node.meta.get(_EXTRA)
+    form = None if isinstance(node.target, _Comparison) else extra or node.meta.get(OPERATION)
+    target: Any = node.target
+    copies_first = bool(node.meta.get(_COPIES))
+    if node.meta.get(OVERWRITES):
+        target = in_place_form(target)
+    elif isinstance(target, Stretch) and target.stand_in is not None:
+        first: Any = node.args[0]
+        target, copies_first = target.stand_in, first not in dying or first.op == "placeholder"
+    return _TimedCall(
         node=node,
-        function=_function(module, node) if form is None else faithful_call(form),
-        copies_first=stand_in is not None or (in_place and other_forms),
-        dying=tuple(each for each in dying if each not in compared),
-        compared=tuple(each for each in dying if each in compared),
+        function=_function(module, node, target),
+        copies_first=copies_first,
+        dying=tuple(dying),
+        form=form,
+        is_extra=extra is not None,
     )
 
 
-def _function(module: fx.GraphModule, node: fx.Node) -> Callable[..., Any]:
+def _function(module: fx.GraphModule, node: fx.Node, target: Any) -> Callable[..., Any]:
     if node.op == "get_attr":
         constant = getattr(module, str(node.target))
         return lambda: constant
-    if node.target is torch.ops.aten.detach.default:
-        return _same  # below autograd there is nothing to detach from: captured calls leave it out
-    return faithful_call(node.target)
+    if target is torch.ops.aten.detach.default or target is owned:
+        return _same  # below autograd there is nothing to detach from, and outside of it nobody keeps a graph
+    return target if isinstance(target, _Comparison) else faithful_call(target)
 
 
 def _same(value: Any) -> Any:
@@ -267,21 +387,54 @@ def _dying(nodes: Sequence[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
     dying: dict[fx.Node, list[fx.Node]] = {}
     read_later: set[fx.Node] = set()
     for node in reversed(nodes):
-        read = dict.fromkeys([*node.all_input_nodes, *([node.meta[REMAKES]] if REMAKES in node.meta else [])])
+        read = dict.fromkeys(node.all_input_nodes)
         last_reads = [source for source in read if source not in read_later]
         dying[node] = [*last_reads, *([] if node in read_later else [node])]
         read_later.update(read)
     return dying
 
 
-def _inputs(graph: fx.Graph, model: nn.Module, sample: Sample) -> dict[fx.Node, Any]:
-    states = states_by_name(model)
-    leaves = pytree.tree_leaves((sample.args, dict(sample.kwargs)))
-    with _torch.no_modes():  # the trace may be open
-        return {node: _input(node, states, leaves) for node in graph.nodes if node.op == "placeholder"}
+class _Values:
+    """The values of one run, by node; inputs that are not in memory are made when they are first read."""
+
+    def __init__(self, inputs: "_Inputs") -> None:
+        self._inputs = inputs
+        self.made: dict[fx.Node, Any] = {}
+
+    def __getitem__(self, node: fx.Node) -> Any:
+        if node.op != "placeholder":
+            return self.made[node]
+        if node not in self.made:
+            self.made[node] = self._inputs.value(node)
+        return self.made[node]
 
 
-def _input(node: fx.Node, states: Mapping[str, torch.Tensor], leaves: list[Any]) -> Any:
+class _Inputs:
+    """Real values for the inputs of a captured graph."""
+
+    def __init__(self, graph: fx.Graph, model: nn.Module, sample: Sample) -> None:
+        states = states_by_name(model)
+        leaves = pytree.tree_leaves((sample.args, dict(sample.kwargs)))
+        placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+        with _torch.no_modes():  # the trace may be open
+            self._given = {node.name: _given(node, states, leaves) for node in placeholders}
+        tensors = tensors_in(list(self._given.values()))
+        if any(isinstance(tensor, _torch.FakeTensor) for tensor in tensors):
+            raise InvalidModel(
+                f"this {type(model).__name__} or its sample has no memory, so its steps cannot be run and timed; "
+                "use memfit.measure.roofline.roofline_times, which estimates from sizes"
+            )
+        self.cuda = {tensor.device for tensor in tensors if tensor.is_cuda}
+
+    def value(self, node: fx.Node) -> Any:
+        given = self._given[node.name]
+        return _made_up(node.meta["val"]) if given is _TO_BE_MADE else given
+
+
+_TO_BE_MADE = object()  # stands for the gradients that a backward pass starts from
+
+
+def _given(node: fx.Node, states: Mapping[str, torch.Tensor], leaves: list[Any]) -> Any:
     description = node.meta["desc"]
     path = getattr(description, "target", "").removeprefix(ROOT + ".")
     value = node.meta.get("val")
@@ -290,7 +443,7 @@ def _input(node: fx.Node, states: Mapping[str, torch.Tensor], leaves: list[Any])
     if type(description).__name__ == "PlainAOTInput":
         value = leaves[description.idx]
         return value.detach() if isinstance(value, torch.Tensor) else value
-    return _made_up(value) if isinstance(value, torch.Tensor) else value
+    return _TO_BE_MADE if isinstance(value, torch.Tensor) else value
 
 
 def _made_up(value: torch.Tensor) -> torch.Tensor:

@@ -1,44 +1,51 @@
 """How long every operation of a captured step takes, seen in real steps (`execute/timed_step.py`).
 
 Note [Equal calls]
-    Calls of one signature take the same time, up to what else happens on the machine, which makes some
-    slower and none faster. What a quarter of them, over all steps, stay below is what each is said to take:
-    with few calls that is nearly the fastest, with many a time that is often seen.
+    Calls of one signature take the same time, up to what else happens on the machine, which makes some slower and none
+    faster. What a quarter of them, over all steps, stay below is what each is said to take: with few calls that is
+    nearly the fastest, with many a time that is often seen.
 
 Note [Disturbed steps]
-    Other programs on the machine make some steps slower than others, and with them everything in them. What a
-    plan needs is how operators compare, so the times of every step are scaled to those of the fastest, by what the
-    operators take together that run in one form only, and so in every step alike.
+    Other programs on the machine make some steps slower than others, and with them everything in them. What a plan
+    needs is how operators compare, so the times of every step are scaled to those of the fastest, by what the forms
+    take together that run in all of them.
+
+Note [Not seen]
+    A program runs every operation of the model at least once, but not every variant of it. What no step has run is
+    estimated from its sizes, and the estimate is scaled by what others of its kind took beyond theirs. A plan that
+    takes such a variant is run and timed in its turn.
 """
 
 import dataclasses
-import logging
 import math
+import statistics
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import fx, nn
 
 from memfit.capture.sample import Sample
-from memfit.execute.timed_step import TimedStep, Times, is_stretch
-from memfit.ir import Graph, Operation
+from memfit.execute.partition import unplanned_program
+from memfit.execute.timed_step import Limit, TimedStep, Times, is_fused
+from memfit.ir import Compute, Graph, Operation, Program
+from memfit.measure.cost import CostCache, StepCost
 from memfit.measure.roofline import roofline_times
 from memfit.ops.likeness import Likenesses
 from memfit.ops.registry import find_function
 from memfit.ops.stretch import Stretch
 
-log = logging.getLogger(__name__)
-
-_FEW = 8  # steps or fewer in the time there is: each counts then
 _AGREE = 0.08  # of a step: so near each other are two that nothing disturbed
+_SLOW_STEP_S = 0.7  # then what an extra run leaves in the cache is little beside the step, and every step has them
 
-_Typical = dict[tuple[str, bool], float]  # microseconds by signature and whether it ran in place
+Form = tuple[str, bool]  # a signature, and whether it runs in place
+Seen = Mapping[Form, float]  # microseconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OperationTimes:
-    """Microseconds by the name of an operation or alternative."""
+    """Microseconds by the name of an operation or variant."""
 
     fresh_us: Mapping[str, float]  # of a run into new memory
     in_place_us: Mapping[str, float]  # of the run that overwrites its `may_overwrite`, where it has one
@@ -51,189 +58,295 @@ class OperationTimes:
         )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SeenTimes:
+    """What steps have shown so far."""
+
+    times_us: Seen = dataclasses.field(default_factory=dict)
+    equal: frozenset[str] = frozenset()  # signatures of variants that were seen to make the same bits
+    unequal: frozenset[str] = frozenset()  # that were seen to make others
+
+    @classmethod
+    def kept(cls, graph: Graph, cache: CostCache) -> "SeenTimes":
+        """What earlier runs saw of the operations of a graph."""
+        signatures = {each.signature for each in (*graph.operations, *graph.alternatives)}
+        known = {each: cost for each, cost in cache.load_steps().items() if each in signatures}
+        fresh = {(each, False): cost.fresh_us for each, cost in known.items()}
+        in_place = {(each, True): cost.in_place_us for each, cost in known.items()}
+        return cls(
+            times_us={form: time_us for form, time_us in {**fresh, **in_place}.items() if time_us is not None},
+            equal=frozenset(each for each, cost in known.items() if cost.is_equal),
+            unequal=frozenset(each for each, cost in known.items() if cost.is_equal is False),
+        )
+
+    def keep(self, cache: CostCache) -> None:
+        """Keep them for later runs."""
+        compared = {**dict.fromkeys(self.equal, True), **dict.fromkeys(self.unequal, False)}
+        signatures = {*(signature for signature, _ in self.times_us), *compared}
+        cache.save_steps(
+            {
+                each: StepCost(
+                    fresh_us=self.times_us.get((each, False)),
+                    in_place_us=self.times_us.get((each, True)),
+                    is_equal=compared.get(each),
+                )
+                for each in signatures
+            }
+        )
+
+    def covers(self, graph: Graph, program: Program) -> bool:
+        """Whether every form that a program runs was timed."""
+        return all(form in self.times_us for form in _forms(graph, program))
+
+    def with_others(self, others: "SeenTimes") -> "SeenTimes":
+        """These and those of later steps, scaled to these, see Note [Disturbed steps]."""
+        common = self.times_us.keys() & others.times_us.keys()
+        theirs_us = sum(others.times_us[form] for form in common)
+        scale = sum(self.times_us[form] for form in common) / theirs_us if theirs_us > 0 else 1.0
+        scaled = {form: time_us * scale for form, time_us in others.times_us.items()}
+        both = {form: min(scaled[form], self.times_us[form]) for form in common}
+        return SeenTimes(
+            times_us={**self.times_us, **scaled, **both},
+            equal=self.equal | others.equal,
+            unequal=self.unequal | others.unequal,
+        )
+
+
+def step_times(
+    module: fx.GraphModule,
+    graph: Graph,
+    program: Program,
+    model: nn.Module,
+    sample: Sample,
+    *,
+    limit: Limit | None = None,
+    steps: int = 4,
+    time_limit_s: float = 1.5,
+    like: Likenesses | None = None,
+    with_extras: bool = True,
+) -> SeenTimes:
+    """Run steps of a program of `graph` on `sample` and tell what every operation took, inside the limit.
+
+    `graph` is what the traced graph in `module` was lowered to, and that was not compiled yet. No step is begun after
+    the time limit, but one is run. Fused kernels in `like` are not run, see Note [Like others] in `ops/likeness.py`.
+    """
+    left_out = _left_out(graph, like or {})
+    step = TimedStep(module, graph, program, model, sample, limit=limit, left_out=left_out, with_extras=with_extras)
+    runs = _timed_steps(step, steps, time_limit_s, with_extras=with_extras)
+    operation = graph.operation
+    return SeenTimes(
+        times_us=_typical(graph, _undisturbed(runs)),
+        equal=frozenset(operation(each).signature for each in step.equal),
+        unequal=frozenset(operation(each).signature for each in step.unequal),
+    )
+
+
 def operation_times(
     module: fx.GraphModule,
     graph: Graph,
     model: nn.Module,
     sample: Sample,
     *,
-    steps: int = 5,
-    time_limit_s: float = 4.0,
+    steps: int = 4,
+    time_limit_s: float = 1.5,
     like: Likenesses | None = None,
 ) -> OperationTimes:
-    """Run steps of `model` on `sample` and tell what every operation and alternative of `graph` took.
-
-    `graph` is what the traced graph in `module` was lowered to, and that was not compiled yet. No step is begun after
-    the time limit, but one of each kind is run, see Note [Other forms] in `timed_step.py`. Stretches in `like` are not
-    run, see Note [Like others] in `ops/likeness.py`.
-    """
-    left_out = [each for each in graph.alternatives if find_function(each.target) in (like or {})]
-    step = TimedStep(module, graph, model, sample, [each.name for each in left_out])
-    if is_slow(graph, time_limit_s):
-        times = _timed_slow_steps(step, steps, time.perf_counter() + time_limit_s)
-    else:
-        times = _timed_steps(step, steps, time_limit_s)
-    plain, other = _undisturbed(graph, *times)
-    typical = _typical(graph, plain, other)
-    typical |= _typical_like(graph, typical, left_out, like or {})
-    per_byte_us = _per_byte_us(graph, typical)
-    fresh_us: Times = {}
-    in_place_us: Times = {}
-    for operation in (*graph.operations, *graph.alternatives):
-        if not operation.signature:  # what autograd itself does is not in the captured graph
-            fresh_us[operation.name] = per_byte_us * _bytes(graph, operation)
-            continue
-        if operation.may_overwrite is not None:
-            in_place_us[operation.name] = typical[operation.signature, not is_stretch(operation)]
-        if (operation.signature, False) in typical:
-            fresh_us[operation.name] = typical[operation.signature, False]
-        else:  # an alternative that overwrites, which into new memory moves as much as a copy on top
-            copied_bytes = 2 * graph.storages[operation.outputs[0]].size_bytes
-            fresh_us[operation.name] = typical[operation.signature, True] + per_byte_us * copied_bytes
-    unequal = {each.signature for each in graph.alternatives if each.name in step.unequal}
-    for alternative in graph.alternatives:
-        if alternative.signature in unequal:
-            log.info("%s does not make the same bits as the model's own operator here", alternative.name)
-            fresh_us[alternative.name] = in_place_us[alternative.name] = math.inf
-    return OperationTimes(fresh_us=fresh_us, in_place_us=in_place_us)
+    """What every operation and variant takes, seen in steps of the unplanned program, which must fit."""
+    program = unplanned_program(graph)
+    seen = step_times(module, graph, program, model, sample, steps=steps, time_limit_s=time_limit_s, like=like)
+    return with_estimates(graph, seen, like)
 
 
 def own_times(
     module: fx.GraphModule, graph: Graph, model: nn.Module, sample: Sample, *, steps: int, time_limit_s: float
-) -> Mapping[str, float]:
+) -> SeenTimes:
+    """Run unplanned steps, in which every operation has the form that the eager run has."""
+    program = unplanned_program(graph)
+    options: dict[str, Any] = {"steps": steps, "time_limit_s": time_limit_s}
+    return step_times(module, graph, program, model, sample, with_extras=False, **options)
+
+
+def own_times_of(graph: Graph, seen: SeenTimes) -> Mapping[str, float]:
     """Microseconds of the model's own operations in the form in which the eager run has them, by name."""
-    step = TimedStep(module, graph, model, sample)
-    start = time.perf_counter()
-    plain: list[Times] = []
-    with step.running():
-        plain.append(step.run())
-        is_long = time.perf_counter() > start + time_limit_s / 4  # then what warms up is little
-        while not is_long and len(plain) < steps and time.perf_counter() < start + time_limit_s:
-            plain.append(step.run())
-    plain, _ = _undisturbed(graph, plain[1:] or plain, [])
-    typical = _typical(graph, plain, [])
-    per_byte_us = sum(typical.values()) / max(1, sum(_bytes(graph, each) for each in graph.operations))
+    times = with_estimates(graph, seen)
     return {
-        each.name: typical[each.signature, each.overwrites is not None]
-        if each.signature
-        else per_byte_us * _bytes(graph, each)  # what autograd itself does is not in the captured graph
+        each.name: (times.fresh_us if each.overwrites is None else times.in_place_us)[each.name]
         for each in graph.operations
     }
 
 
-def _undisturbed(graph: Graph, plain: Sequence[Times], other: Sequence[Times]) -> tuple[list[Times], list[Times]]:
-    """See Note [Disturbed steps]."""
-    alike = [each.name for each in graph.operations if each.signature and each.may_overwrite is None]
-    together_us = [sum(run.get(name, 0.0) for name in alike) for run in (*plain, *other)]
-    least_us = min((each for each in together_us if each), default=0.0)
-    scaled = [
-        {name: time_us * least_us / total_us for name, time_us in run.items()} if total_us > 0 else run
-        for run, total_us in zip((*plain, *other), together_us, strict=True)
+def with_estimates(graph: Graph, seen: SeenTimes, like: Likenesses | None = None) -> OperationTimes:
+    """Times of all operations and variants: what was seen, and estimates of the rest, see Note [Not seen]."""
+    typical = _Typical(graph, seen, like or {})
+    fresh_us: dict[str, float] = {}
+    in_place_us: dict[str, float] = {}
+    for operation in (*graph.operations, *graph.alternatives):
+        possible = typical.is_possible(operation)
+        if operation.may_overwrite is not None:
+            in_place_us[operation.name] = typical.in_place_us(operation) if possible else math.inf
+        fresh_us[operation.name] = typical.fresh_us(operation) if possible else math.inf
+    return OperationTimes(fresh_us=fresh_us, in_place_us=in_place_us)
+
+
+class _Typical:
+    """What a call takes that looks like those that were seen, see Note [Equal calls] and Note [Not seen]."""
+
+    def __init__(self, graph: Graph, seen: SeenTimes, like: Likenesses) -> None:
+        self._graph = graph
+        self._seen = seen
+        self._like = like
+        self._estimated_us = roofline_times(graph)
+        self._ratios = _ratios(graph, seen.times_us, self._estimated_us)
+        self._makers = {index: each for each in graph.operations for index in each.outputs}
+        self._longer = self._longer_than_own()
+
+    def is_possible(self, operation: Operation) -> bool:
+        return operation.signature not in self._seen.unequal
+
+    def fresh_us(self, operation: Operation) -> float:
+        if not operation.signature:  # what autograd itself does is not in the captured graph
+            return self._per_byte_us * _bytes(self._graph, operation)
+        fused = find_function(operation.target) if is_fused(operation) else None
+        if fused in self._like and operation.name not in {each.name for each in self._graph.operations}:
+            return self._like_others_us(operation)
+        form_us = self._seen.times_us.get((operation.signature, False))
+        if form_us is not None:
+            return form_us
+        in_place_us = self._seen.times_us.get((operation.signature, True))
+        if in_place_us is not None:  # into new memory it moves as much as a copy on top
+            copied_bytes = 2 * self._graph.storages[operation.outputs[0]].size_bytes
+            return in_place_us + self._per_byte_us * copied_bytes
+        return self._estimate_us(operation)
+
+    def in_place_us(self, operation: Operation) -> float:
+        in_place = bool(operation.signature) and not is_fused(operation)
+        form_us = self._seen.times_us.get((operation.signature, in_place))
+        return self.fresh_us(operation) if form_us is None else form_us
+
+    def _estimate_us(self, operation: Operation) -> float:
+        ratio = self._ratios.get(operation.target, self._ratios.get("", 1.0))
+        return self._estimated_us[operation.name] * ratio
+
+    @property
+    def _per_byte_us(self) -> float:
+        """What reading and writing takes: of operators that have an in-place form, which read all and write all."""
+        seen = self._seen.times_us
+        moving = [
+            each
+            for each in self._graph.operations
+            if each.may_overwrite is not None and (each.signature, False) in seen
+        ]
+        moved_bytes = sum(_bytes(self._graph, each) for each in moving)
+        if not moved_bytes:
+            return self._ratios.get("", 1.0) / 2e4  # of what the roofline says of a CPU
+        return sum(seen[each.signature, False] for each in moving) / moved_bytes
+
+    def _longer_than_own(self) -> dict[Stretch, float]:
+        """By fused kernel that was run: its time to that of what it stands for."""
+        longer: dict[Stretch, float] = {}
+        for variant in self._graph.alternatives:
+            fused = find_function(variant.target)
+            if isinstance(fused, Stretch) and (variant.signature, False) in self._seen.times_us:
+                ratio = self._seen.times_us[variant.signature, False] / max(self._own_us(variant), 1e-9)
+                longer[fused] = max(ratio, longer.get(fused, ratio))
+        return longer
+
+    def _own_us(self, variant: Operation) -> float:
+        """Of the operation that a variant stands for."""
+        own = self._makers[variant.outputs[0]]
+        return self._seen.times_us.get((own.signature, False), self._estimated_us[own.name])
+
+    def _like_others_us(self, variant: Operation) -> float:
+        """See Note [Like others] in `ops/likeness.py`."""
+        fused = find_function(variant.target)
+        assert isinstance(fused, Stretch)
+        longer = self._longer.get(self._like[fused])
+        return self._estimate_us(variant) if longer is None else self._own_us(variant) * longer
+
+
+def _ratios(graph: Graph, seen: Seen, estimated_us: Mapping[str, float]) -> dict[str, float]:
+    """By operator, and "" for all: what its calls take to what was estimated of them."""
+    ratios: dict[str, list[float]] = defaultdict(list)
+    for operation in (*graph.operations, *graph.alternatives):
+        time_us = seen.get((operation.signature, False), seen.get((operation.signature, True)))
+        if time_us is not None and operation.signature:
+            ratio = time_us / estimated_us[operation.name]
+            ratios[operation.target].append(ratio)
+            ratios[""].append(ratio)
+    return {target: statistics.median(each) for target, each in ratios.items()}
+
+
+def _left_out(graph: Graph, like: Likenesses) -> set[int]:
+    return {
+        number
+        for number, each in enumerate(graph.alternatives, start=len(graph.operations))
+        if find_function(each.target) in like
+    }
+
+
+def _forms(graph: Graph, program: Program) -> set[Form]:
+    """The forms that a program runs, without what autograd does."""
+    runs = [each for each in (*program.forward, *program.backward) if isinstance(each, Compute)]
+    operations = [(graph.operation(run.operation), run.in_place) for run in runs]
+    return {(each.signature, in_place and not is_fused(each)) for each, in_place in operations if each.signature}
+
+
+def _undisturbed(runs: Sequence[tuple[Times, Times]]) -> list[Times]:
+    """Times of steps and of what ran beside each, see Note [Disturbed steps]."""
+    common = set.intersection(*(set(own) for own, _ in runs if own))
+    together_us = [sum(sum(own.get(form, ())) for form in common) for own, _ in runs]
+    least_us = min(each for each in together_us if each)
+    return [
+        {form: [each * least_us / (total_us or least_us) for each in times] for form, times in seen.items()}
+        for run, total_us in zip(runs, together_us, strict=True)
+        for seen in run
     ]
-    return scaled[: len(plain)], scaled[len(plain) :]
 
 
-def _typical(graph: Graph, plain: Sequence[Times], other: Sequence[Times]) -> _Typical:
+def _typical(graph: Graph, runs: Iterable[Times]) -> dict[Form, float]:
     """See Note [Equal calls]."""
-    samples: dict[tuple[str, bool], list[float]] = defaultdict(list)
-    for operation in graph.operations:
-        if not operation.signature:
-            continue
-        in_place = operation.overwrites is not None
-        samples[operation.signature, in_place] += [run[operation.name] for run in plain]
-        if operation.may_overwrite is not None and not is_stretch(operation):
-            samples[operation.signature, not in_place] += _seen(operation, other)
-    samples = defaultdict(list, {form: times for form, times in samples.items() if times})
-    for alternative in graph.alternatives:
-        in_place = alternative.may_overwrite is not None and not is_stretch(alternative)
-        samples[alternative.signature, in_place] += _seen(alternative, other)
-    samples = defaultdict(list, {form: times for form, times in samples.items() if times})
+    samples: dict[Form, list[float]] = defaultdict(list)
+    for run in runs:
+        for (index, in_place), times in run.items():
+            operation = graph.operation(index)
+            if operation.signature:
+                samples[operation.signature, in_place and not is_fused(operation)] += times
     return {form: sorted(times)[len(times) // 4] for form, times in samples.items()}
-
-
-def _typical_like(graph: Graph, typical: _Typical, left_out: Sequence[Operation], like: Likenesses) -> _Typical:
-    """What stretches take that were not run, see Note [Like others] in `ops/likeness.py`."""
-    makers = {index: each for each in graph.operations for index in each.outputs}
-
-    def own_us(alternative: Operation) -> float:
-        """Of the operation that an alternative stands for."""
-        return typical[makers[alternative.outputs[0]].signature, False]
-
-    longer: dict[Stretch, float] = {}  # by stretch that was run: its time to that of what it stands for
-    for alternative in graph.alternatives:
-        stretch = find_function(alternative.target)
-        if isinstance(stretch, Stretch) and (alternative.signature, False) in typical:
-            ratio = typical[alternative.signature, False] / own_us(alternative)
-            longer[stretch] = max(ratio, longer.get(stretch, ratio))
-    found: _Typical = {}
-    for alternative in left_out:
-        stretch = find_function(alternative.target)
-        assert isinstance(stretch, Stretch)
-        found[alternative.signature, False] = own_us(alternative) * longer[like[stretch]]
-    return found
-
-
-def _seen(operation: Operation, runs: Sequence[Times]) -> list[float]:
-    return [run[operation.name] for run in runs if operation.name in run]
-
-
-def _per_byte_us(graph: Graph, typical: _Typical) -> float:
-    """What reading and writing takes: of operators that have an in-place form, which read all and write all once."""
-    moving = [each for each in graph.operations if each.may_overwrite is not None]
-    moved_bytes = sum(_bytes(graph, each) for each in moving)
-    return sum(typical[each.signature, False] for each in moving) / moved_bytes if moved_bytes else 0.0
 
 
 def _bytes(graph: Graph, operation: Operation) -> int:
     return sum(graph.storages[index].size_bytes for index in (*operation.inputs, *operation.outputs))
 
 
-def _timed_steps(step: TimedStep, steps: int, time_limit_s: float) -> tuple[list[Times], list[Times]]:
-    """Plain steps and steps in other forms in turns; the first ones warm up and are left out if there are more."""
-    start = time.perf_counter()
-    deadline = start + time_limit_s
-    plain: list[Times] = []
-    other: list[Times] = []
-    with step.running():
-        while not other or (len(plain) < steps and time.perf_counter() < deadline):
-            plain.append(step.run())
-            if not other and time.perf_counter() > start + time_limit_s / _FEW:
-                return _timed_slow_steps(step, steps, deadline, plain)
-            if not other or time.perf_counter() < deadline:
-                other.append(step.run(other_forms=True))
-    return plain[1:] or plain, other[1:] or other
+def _timed_steps(step: TimedStep, steps: int, time_limit_s: float, *, with_extras: bool) -> list[tuple[Times, Times]]:
+    """Times of steps, and of the extra runs beside each.
 
-
-def is_slow(graph: Graph, time_limit_s: float) -> bool:
-    """Whether few steps fit into the time, see Note [Slow steps] in `timed_step.py`; real ones are slower."""
-    estimated_us = roofline_times(graph)
-    return sum(estimated_us[each.name] for each in graph.operations) > time_limit_s * 1e6 / 4
-
-
-def _timed_slow_steps(
-    step: TimedStep, steps: int, deadline: float, before: Sequence[Times] = ()
-) -> tuple[list[Times], list[Times]]:
-    """Times in the plain form and in others, seen in the same steps, see Note [Slow steps] in `timed_step.py`.
-
-    Plain steps that were run `before` have warmed up. Of the others those are left out that are slower than the rest.
+    The first step warms up. Where steps are short, the extra runs have steps of their own, so that they disturb no
+    other; where they are long, all steps have them, and two that agree are enough.
     """
+    start = time.perf_counter()
     runs: list[tuple[Times, Times]] = []
     with step.running():
-        while not runs or (len(runs) < steps and time.perf_counter() < deadline and not _agree(before, runs)):
-            runs.append(step.run_both())
-    alike = _alike_us(before, runs)[len(before) :]
-    kept = [run for run, total_us in zip(runs, alike, strict=True) if total_us <= (1 + _AGREE) * min(alike)]
-    return [plain for plain, _ in kept], [other for _, other in kept]
+        while not runs or (len(runs) < steps and time.perf_counter() < start + time_limit_s and not _agree(runs)):
+            has_extras = with_extras and (not runs or len(runs) == steps - 1 or _are_slow(runs))
+            runs.append(step.run(with_extras=has_extras))
+    later = runs[1:] or runs
+    if with_extras and not any(extra for _, extra in later):
+        later = [*later, ({}, runs[0][1])]
+    return later
 
 
-def _agree(before: Sequence[Times], runs: Sequence[tuple[Times, Times]]) -> bool:
-    """Whether nothing disturbed the last two, so that more would say the same."""
-    last = _alike_us(before, runs)[-2:]
-    return len(last) == 2 and max(last) <= (1 + _AGREE) * min(last)
+def _are_slow(runs: Sequence[tuple[Times, Times]]) -> bool:
+    return _step_us(runs[0]) > _SLOW_STEP_S * 1e6
 
 
-def _alike_us(before: Sequence[Times], runs: Sequence[tuple[Times, Times]]) -> list[float]:
-    """What operations took together that are in all of some steps."""
-    plain = [*before, *(own for own, _ in runs)]
-    common = set.intersection(*(set(each) for each in plain))
-    return [sum(each[name] for name in common) for each in plain]
+def _agree(runs: Sequence[tuple[Times, Times]]) -> bool:
+    """Whether nothing disturbed the last two of long steps, so that more would say the same."""
+    if len(runs) < 2 or not _are_slow(runs):
+        return False
+    last = [_step_us(run) for run in runs[-2:]]
+    return max(last) <= (1 + _AGREE) * min(last)
+
+
+def _step_us(run: tuple[Times, Times]) -> float:
+    return sum(sum(times) for times in run[0].values())

@@ -31,11 +31,20 @@ class Quiet:
 
 
 def operator_costs(
-    graph: Graph, device: str, progress: Progress | None, quiet: frozenset[str] = frozenset()
+    graph: Graph,
+    device: str,
+    progress: Progress | None,
+    quiet: frozenset[str] = frozenset(),
+    *,
+    room_bytes: int | None = None,
 ) -> dict[str, OperatorCost]:
-    """Workspaces and real sizes of all operations that can be run here, but of those that are known to be quiet."""
-    wanted = (each.signature for each in _all(graph) if each.signature and each.name not in quiet)
-    return measured_costs(wanted, device=device, progress=progress)
+    """Measure workspaces and real sizes of all operations but those that are known to be quiet.
+
+    No probe takes more than `room_bytes`: what is too big for that has a bound of its workspace.
+    """
+    wanted = [each for each in _all(graph) if each.signature and each.name not in quiet]
+    made_bytes = {each.signature: sum(graph.storages[index].size_bytes for index in each.outputs) for each in wanted}
+    return measured_costs(made_bytes, device=device, progress=progress, room_bytes=room_bytes, made_bytes=made_bytes)
 
 
 def with_real_sizes(graph: Graph, costs: Mapping[str, OperatorCost]) -> Graph:

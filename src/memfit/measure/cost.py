@@ -14,7 +14,7 @@ from memfit.files import cache_folder, write_atomically
 log = logging.getLogger(__name__)
 
 _FORMAT = "memfit.costs"
-_VERSION = 3
+_VERSION = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,6 +24,16 @@ class OperatorCost:
     workspace_bytes: int  # allocated inside and gone when it returns
     output_bytes: tuple[int, ...]  # of the storages it makes, in order
     time_us: float | None = None  # None: not timed
+    is_bound: bool = False  # it was not run: the workspace is bounded from above, and never kept on disk
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepCost:
+    """What one call of an operator was seen to do in a training step."""
+
+    fresh_us: float | None = None  # of a run into new memory; None: no step had one
+    in_place_us: float | None = None  # of a run that overwrites its first argument
+    is_equal: bool | None = None  # whether a variant made the bits of what it stands for; None: not compared
 
 
 class CostCache:
@@ -36,29 +46,55 @@ class CostCache:
         self.path = (folder or cache_folder()) / f"{_file_name(device)}.json"
 
     def load(self) -> dict[str, OperatorCost]:
+        """What calls took alone."""
+        return self._load()[0]
+
+    def load_steps(self) -> dict[str, StepCost]:
+        """What calls took in steps."""
+        return self._load()[1]
+
+    def _load(self) -> tuple[dict[str, OperatorCost], dict[str, StepCost]]:
         try:
             content = json.loads(self.path.read_text(encoding="utf-8"))
             if (content["format"], content["version"]) != (_FORMAT, _VERSION):
                 raise ValueError("another format or version")
-            return {signature: _cost(fields) for signature, fields in content["costs"].items()}
+            alone = {signature: _cost(fields) for signature, fields in content["costs"].items()}
+            return alone, {signature: _step_cost(fields) for signature, fields in content["steps"].items()}
         except FileNotFoundError:
-            return {}
+            return {}, {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             log.warning("the cost cache %s is damaged (%s); measuring again", self.path.name, error)
-            return {}
+            return {}, {}
 
     def save(self, costs: Mapping[str, OperatorCost]) -> None:
         """Add to what is on disk. Of two processes that save at once, one may have to measure again."""
-        merged = self.load() | dict(costs)
+        alone, steps = self._load()
+        self._write(alone | dict(costs), steps)
+
+    def save_steps(self, costs: Mapping[str, StepCost]) -> None:
+        """Add what steps have shown to what is on disk."""
+        alone, steps = self._load()
+        self._write(alone, steps | dict(costs))
+
+    def _write(self, alone: Mapping[str, OperatorCost], steps: Mapping[str, StepCost]) -> None:
         content = {
             "format": _FORMAT,
             "version": _VERSION,
-            "costs": {signature: dataclasses.asdict(merged[signature]) for signature in sorted(merged)},
+            "costs": {signature: _fields(alone[signature]) for signature in sorted(alone)},
+            "steps": {signature: dataclasses.asdict(steps[signature]) for signature in sorted(steps)},
         }
         try:
             write_atomically(self.path, json.dumps(content, indent=0))
         except OSError as error:
             log.warning("the cost cache could not be written (%s)", error)
+
+
+def _fields(cost: OperatorCost) -> dict[str, Any]:
+    return {
+        "workspace_bytes": cost.workspace_bytes,
+        "output_bytes": list(cost.output_bytes),
+        "time_us": cost.time_us,
+    }
 
 
 def _cost(fields: dict[str, Any]) -> OperatorCost:
@@ -70,6 +106,16 @@ def _cost(fields: dict[str, Any]) -> OperatorCost:
         output_bytes=tuple(int(size) for size in fields["output_bytes"]),
         time_us=None if time_us is None else float(time_us),
     )
+
+
+def _step_cost(fields: dict[str, Any]) -> StepCost:
+    times = [None if fields[name] is None else float(fields[name]) for name in ("fresh_us", "in_place_us")]
+    if any(time_us is not None and not time_us >= 0 for time_us in times):
+        raise ValueError("a negative time")
+    is_equal = fields["is_equal"]
+    if is_equal is not None and not isinstance(is_equal, bool):
+        raise ValueError("an answer that is neither yes nor no")
+    return StepCost(fresh_us=times[0], in_place_us=times[1], is_equal=is_equal)
 
 
 def _file_name(device: str) -> str:

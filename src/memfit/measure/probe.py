@@ -3,20 +3,28 @@
 Note [Cold operators]
     An operator timed in a loop finds its inputs in the cache, which it would not inside a
     training step. Between two runs the cache is filled with something else.
+
+Note [Room]
+    A probe makes what its operator reads, once for all arguments of a dtype where nothing is written into them, and
+    runs it. That must fit the room there is, with what the operator makes and a workspace that is guessed: the largest
+    share that calls of the same operator took of what they read and made, all of it before one was seen. So small
+    calls come first, and where none fits, one on fewer rows is run to learn from. What does not fit is not run: its
+    workspace is that guess, and is marked as a bound.
 """
 
 import logging
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import psutil
 import torch
 
 from memfit import _torch
-from memfit._memory_events import memory_events
+from memfit._memory_events import MemoryRecorder, set_mark
+from memfit.errors import first_line
 from memfit.measure import signature as signatures
+from memfit.measure.available import available
 from memfit.measure.cost import CostCache, OperatorCost
 from memfit.ops.calls import faithful_call
 from memfit.tensors import storage_key, tensors_in
@@ -26,6 +34,10 @@ log = logging.getLogger(__name__)
 _TIMED_RUNS = 3
 _CACHE_FILLER_BYTES = 64 * 2**20
 _LARGEST_SHARE = 0.5  # of the memory that is free: a probe never takes more
+_UNKNOWN_SHARE = 1.0  # of what a call reads and makes: its workspace, if no call of its operator was seen
+_FEWER = 8  # times as few rows has a call that is run to learn about one that does not fit
+_BATCH = 32  # probes in one recording
+_END = "end"
 
 Progress = Callable[[int, int], None]  # done, total
 
@@ -37,28 +49,153 @@ def measured_costs(
     timed: bool = False,
     cache: CostCache | None = None,
     progress: Progress | None = None,
+    room_bytes: int | None = None,
+    made_bytes: Mapping[str, int] | None = None,
 ) -> dict[str, OperatorCost]:
-    """The cost of every signature that can be run here; the others are absent.
+    """Return the cost of every signature that can be run here; the others are absent.
 
-    Known costs come from the cache on disk, new ones are added to it, also when interrupted.
+    Known costs come from the cache on disk, new ones are added to it, also when interrupted. No probe takes more than
+    `room_bytes`, see Note [Room]; `made_bytes` are the sizes of what calls make, as far as they are known.
     """
     cache = cache or CostCache(device_name(device))
     known = cache.load()
     wanted = list(dict.fromkeys(wanted))
     missing = [each for each in wanted if each not in known or (timed and known[each].time_us is None)]
+    room = _Room(_room_bytes(device, room_bytes), made_bytes or {})
+    for signature in wanted:
+        if signature in known:
+            room.learn(signature, known[signature])
+    missing.sort(key=room.call_bytes)
     fresh: dict[str, OperatorCost] = {}
     try:
-        for done, each in enumerate(missing):
-            cost = _probe(each, timed=timed)
-            if cost is not None:
-                fresh[each] = cost
-            if progress is not None:
-                progress(done + 1, len(missing))
+        too_big = _probe_all(missing, room, fresh, progress, timed=timed)
     finally:
         if fresh:
             cache.save(fresh)
     known |= fresh
-    return {each: known[each] for each in wanted if each in known}
+    return {each: known[each] for each in wanted if each in known} | {each: room.bounded(each) for each in too_big}
+
+
+def _probe_all(
+    missing: Sequence[str], room: "_Room", fresh: dict[str, OperatorCost], progress: Progress | None, *, timed: bool
+) -> list[str]:
+    """Run all calls that fit, into `fresh`; what does not fit, or ran out of memory, is returned."""
+    too_big: list[str] = []
+    waiting = list(missing)
+    while waiting:
+        batch = [each for each in waiting if room.fits(each)][:_BATCH]
+        if not batch and not _learn_from_smaller(waiting, room):
+            break
+        done = len(missing) - len(waiting)
+        tell = None if progress is None else lambda more, done=done: progress(done + more, len(missing))
+        too_big += _probe_batch(batch, room, fresh, tell, timed=timed)
+        waiting = [each for each in waiting if each not in set(batch)]
+    return too_big + waiting
+
+
+def _learn_from_smaller(too_big: Sequence[str], room: "_Room") -> bool:
+    """Run calls on fewer rows of operators of which nothing is known; whether something was learned."""
+    unknown = {signatures.operator_name(each): each for each in reversed(too_big) if not room.knows(each)}
+    for name in unknown:
+        smaller = [each for each in signatures.with_fewer_rows(unknown[name], _FEWER) if room.fits(each)]
+        for signature in smaller:
+            seen: dict[str, OperatorCost] = {}
+            _probe_batch([signature], room, seen, None, timed=False)
+            if seen:
+                break
+        else:
+            room.give_up(name)
+    return bool(unknown)
+
+
+def _room_bytes(device: str, room_bytes: int | None) -> int:
+    free_bytes = int(_LARGEST_SHARE * available(device).free_bytes)
+    return free_bytes if room_bytes is None else min(room_bytes, free_bytes)
+
+
+class _Room:
+    """How much a probe may take, and what operators of its kind were seen to take, see Note [Room]."""
+
+    def __init__(self, room_bytes: int, made_bytes: Mapping[str, int]) -> None:
+        self._room_bytes = room_bytes
+        self._made_bytes = made_bytes
+        self._shares: dict[str, float] = {}  # by operator: the largest workspace to what a call reads and makes
+
+    def call_bytes(self, signature: str) -> int:
+        """What a call reads and makes."""
+        return sum(signatures.argument_bytes(signature)) + self._made_bytes.get(signature, 0)
+
+    def learn(self, signature: str, cost: OperatorCost) -> None:
+        call_bytes = sum(signatures.argument_bytes(signature)) + sum(cost.output_bytes)
+        name, share = signatures.operator_name(signature), cost.workspace_bytes / max(1, call_bytes)
+        self._shares[name] = max(share, self._shares.get(name, 0.0))
+
+    def knows(self, signature: str) -> bool:
+        """Whether a call of the same operator was seen, or cannot be."""
+        return signatures.operator_name(signature) in self._shares
+
+    def give_up(self, name: str) -> None:
+        """Believe no operator of this name to take little."""
+        self._shares.setdefault(name, _UNKNOWN_SHARE)
+
+    def bound_bytes(self, signature: str) -> int:
+        """A workspace that is not expected to be exceeded."""
+        share = self._shares.get(signatures.operator_name(signature), _UNKNOWN_SHARE)
+        return int(share * self.call_bytes(signature))
+
+    def bounded(self, signature: str) -> OperatorCost:
+        """The cost of a call that is not run."""
+        log.info("too big to run here, its workspace is bounded from above: %s", signature[:80])
+        return OperatorCost(workspace_bytes=self.bound_bytes(signature), output_bytes=(), is_bound=True)
+
+    def fits(self, signature: str) -> bool:
+        made_bytes = self._made_bytes.get(signature, sum(signatures.argument_bytes(signature)))
+        read_bytes = signatures.decoded_bytes(signature)
+        return read_bytes + made_bytes + self.bound_bytes(signature) <= self._room_bytes
+
+
+def _probe_batch(
+    batch: Sequence[str],
+    room: _Room,
+    fresh: dict[str, OperatorCost],
+    tell: Callable[[int], None] | None,
+    *,
+    timed: bool,
+) -> list[str]:
+    """Run some calls in one recording of the allocator; starting one takes longer than most operators do."""
+    recorder = MemoryRecorder() if MemoryRecorder.is_free() else None
+    if recorder is None:
+        log.warning("operators are not measured while another profiler is running; what they allocate is not known")
+    probes = [_Probe(signature, number) for number, signature in enumerate(batch)]
+    if recorder is not None:
+        recorder.start()
+    try:
+        for number, probe in enumerate(probes, start=1):
+            probe.run(timed=timed)
+            if tell is not None:
+                tell(number)
+    finally:
+        rises = {} if recorder is None else _rises(recorder.stop())
+        for probe in probes:
+            cost = probe.cost(rises)
+            if cost is not None:
+                fresh[probe.signature] = cost
+                room.learn(probe.signature, cost)
+    return [probe.signature for probe in probes if probe.ran_out]
+
+
+def _rises(events: Iterable[tuple[str, int]]) -> dict[int, int]:
+    """How far the live bytes rise while each probe runs, by its number."""
+    rises: dict[int, int] = {}
+    number, live_bytes = -1, 0
+    for label, change_bytes in events:
+        if label:
+            number, live_bytes = (int(label), 0) if label != _END else (-1, 0)
+            rises.setdefault(number, 0)
+        elif number >= 0:
+            live_bytes += change_bytes
+            rises[number] = max(rises.get(number, 0), live_bytes)
+    return rises
 
 
 def device_name(device: str) -> str:
@@ -68,23 +205,58 @@ def device_name(device: str) -> str:
     return f"cpu-{torch.backends.cpu.get_cpu_capability()}"
 
 
-def _probe(signature: str, *, timed: bool) -> OperatorCost | None:
-    with torch.random.fork_rng(enabled=True):
-        return _probed(signature, timed=timed)
+class _Probe:
+    """One call, run alone."""
 
+    def __init__(self, signature: str, number: int) -> None:
+        self.signature = signature
+        self.ran_out = False  # of memory
+        self._number = number
+        self._output_bytes: tuple[int, ...] | None = None
+        self._rise_bytes: int | None = None  # on CUDA
+        self._time_us: float | None = None
 
-def _probed(signature: str, *, timed: bool) -> OperatorCost | None:
-    try:
-        if 2 * _argument_bytes(signature) > _LARGEST_SHARE * psutil.virtual_memory().available:
-            raise MemoryError("too big to measure here")
-        # As it runs in a captured graph, whatever the caller is in the middle of.
-        with _torch.no_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False):
-            operator, args, kwargs = signatures.decode(signature)
-            args = _PREPARATIONS.get(str(operator), _as_they_are)(args)
-            return _measure(faithful_call(operator), args, kwargs, timed=timed)
-    except Exception as error:  # an operator may reject made-up values; its cost then stays unknown
-        log.warning("not measured (%s: %s): %s", type(error).__name__, error, signature[:80])
-        return None
+    def run(self, *, timed: bool) -> None:
+        try:
+            # As it runs in a captured graph, whatever the caller is in the middle of.
+            with (
+                torch.random.fork_rng(enabled=True),
+                _torch.no_modes(),
+                torch.no_grad(),
+                torch.autocast("cpu", enabled=False),
+            ):
+                operator, args, kwargs = signatures.decode(self.signature, shares_memory=not timed)
+                args = _PREPARATIONS.get(str(operator), _as_they_are)(args)
+                self._measure(faithful_call(operator), args, kwargs, timed=timed)
+        except Exception as error:  # an operator may reject made-up values; its cost then stays unknown
+            self.ran_out = isinstance(error, MemoryError) or "memory" in str(error)
+            log.info("not measured (%s: %s): %s", type(error).__name__, first_line(error), self.signature[:80])
+
+    def _measure(self, operator: Any, args: list[Any], kwargs: dict[str, Any], *, timed: bool) -> None:
+        results: list[Any] = []
+        if _on_cuda(args):
+            operator(*args, **kwargs)  # the first call may prepare something once; on a CPU not in torch's memory
+            self._rise_bytes = _rise_on_cuda(lambda: results.append(operator(*args, **kwargs)))
+        else:
+            set_mark(str(self._number))
+            results.append(operator(*args, **kwargs))
+            set_mark(_END)
+        self._output_bytes = tuple(_fresh_bytes(results.pop(), (args, kwargs)))
+        if timed:
+            self._time_us = _time_us(lambda: operator(*args, **kwargs), args)
+
+    def cost(self, rises: Mapping[int, int]) -> OperatorCost | None:
+        """What was seen; None if it did not run."""
+        if self._output_bytes is None:
+            return None
+        rise_bytes = rises.get(self._number) if self._rise_bytes is None else self._rise_bytes
+        if rise_bytes is None:
+            return None
+        return OperatorCost(
+            workspace_bytes=max(0, rise_bytes - sum(self._output_bytes)),
+            output_bytes=self._output_bytes,
+            time_us=self._time_us,
+        )
 
 
 def _as_they_are(args: list[Any]) -> list[Any]:
@@ -104,32 +276,13 @@ def _with_rnn_workspace(args: list[Any]) -> list[Any]:
 _PREPARATIONS = {"aten.mkldnn_rnn_layer_backward.default": _with_rnn_workspace}
 
 
-def _measure(operator: Any, args: list[Any], kwargs: dict[str, Any], *, timed: bool) -> OperatorCost:
-    if _on_cuda(args):
-        operator(*args, **kwargs)  # the first call may prepare something once; on a CPU not in torch's memory
-    results: list[Any] = []
-    rise_bytes = _rise(lambda: results.append(operator(*args, **kwargs)), args)
-    output_bytes = tuple(_fresh_bytes(results.pop(), (args, kwargs)))
-    return OperatorCost(
-        workspace_bytes=max(0, rise_bytes - sum(output_bytes)),
-        output_bytes=output_bytes,
-        time_us=_time_us(lambda: operator(*args, **kwargs), args) if timed else None,
-    )
-
-
-def _rise(run: Callable[[], Any], args: list[Any]) -> int:
+def _rise_on_cuda(run: Callable[[], Any]) -> int:
     """How far the live bytes rise above where they started."""
-    if _on_cuda(args):
-        before_bytes = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        run()
-        torch.cuda.synchronize()
-        return torch.cuda.max_memory_allocated() - before_bytes
-    live_bytes = highest_bytes = 0
-    for change_bytes in memory_events(run):
-        live_bytes += change_bytes
-        highest_bytes = max(highest_bytes, live_bytes)
-    return highest_bytes
+    before_bytes = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before_bytes
 
 
 def _time_us(run: Callable[[], Any], args: list[Any]) -> float:
@@ -160,9 +313,3 @@ def _fresh_bytes(result: Any, arguments: Any) -> Iterator[int]:
         if storage_key(tensor) not in seen:
             seen.add(storage_key(tensor))
             yield tensor.untyped_storage().nbytes()
-
-
-def _argument_bytes(signature: str) -> int:
-    with _torch.FakeTensorMode():
-        _, args, kwargs = signatures.decode(signature)
-        return sum(tensor.untyped_storage().nbytes() for tensor in tensors_in((args, kwargs)))

@@ -5,7 +5,7 @@ tensors, and all constants. It is JSON, so that a call can be made again from it
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,14 +22,65 @@ def encode(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     return json.dumps(call, separators=(",", ":"))
 
 
-def decode(signature: str) -> tuple[Any, list[Any], dict[str, Any]]:
-    """The operator and arguments of a call with the same cost, tensors filled with valid values."""
+def decode(signature: str, *, shares_memory: bool = False) -> tuple[Any, list[Any], dict[str, Any]]:
+    """Make the operator and the arguments of a call with the same cost, tensors filled with valid values.
+
+    With `shares_memory`, arguments of one dtype lie in the same memory, if the operator only reads them.
+    """
     name, args, kwargs = json.loads(signature)
+    operator = find_operator(name)
+    filled = _Filled(_shared_bytes(args, kwargs) if shares_memory and _only_reads(operator) else {})
     return (
-        find_operator(name),
-        [_decode(arg) for arg in args],
-        {key: _decode(value) for key, value in kwargs.items()},
+        operator,
+        [_decode(arg, filled) for arg in args],
+        {key: _decode(value, filled) for key, value in kwargs.items()},
     )
+
+
+def with_channels_last(signature: str, places: Sequence[int]) -> str:
+    """Describe the same call with images laid out with their channels last, at some places of its arguments."""
+    name, args, kwargs = json.loads(signature)
+    for place in places:
+        dtype, shape, stride, device = args[place][_TENSOR]
+        if len(shape) == 4:
+            _, channels, height, width = shape
+            stride = [channels * height * width, 1, width * channels, channels]
+        args[place] = {_TENSOR: [dtype, shape, stride, device]}
+    return json.dumps([name, args, kwargs], separators=(",", ":"))
+
+
+def with_fewer_rows(signature: str, times: int) -> Iterator[str]:
+    """Describe calls whose first tensor has as many times fewer rows: all others of as many rows too, or it alone."""
+    call = json.loads(signature)
+    shapes = [content[1] for content in _tensors(call[1:])]
+    rows = shapes[0][0] if shapes and shapes[0] else 0
+    if rows <= 1:
+        return
+    for alike in ([shape for shape in shapes if shape and shape[0] == rows], shapes[:1]):
+        for shape in alike:
+            shape[0] = max(1, rows // times)
+        yield json.dumps(call, separators=(",", ":"))
+        for shape in alike:
+            shape[0] = rows
+
+
+def operator_name(signature: str) -> str:
+    """Return the name of what a signature calls."""
+    return signature[2 : signature.index('"', 2)]
+
+
+def argument_bytes(signature: str) -> list[int]:
+    """Return the bytes of every tensor that a call reads."""
+    _, args, kwargs = json.loads(signature)
+    return [_bytes(*content) for content in _tensors([args, kwargs])]
+
+
+def decoded_bytes(signature: str) -> int:
+    """Return the bytes that `decode` takes with `shares_memory`."""
+    name, args, kwargs = json.loads(signature)
+    if _only_reads(_known_operator(name)):
+        return sum(_shared_bytes(args, kwargs).values())
+    return sum(_bytes(*content) for content in _tensors([args, kwargs]))
 
 
 def with_operator(signature: str, target: Any) -> str:
@@ -77,22 +128,82 @@ _CONSTANTS: dict[str, type] = {
 }
 
 
-def _decode(value: Any) -> Any:
+def _decode(value: Any, filled: "_Filled") -> Any:
     if isinstance(value, list):
-        return [_decode(item) for item in value]
+        return [_decode(item, filled) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
     if kind == _TENSOR:
-        return _filled(*content)
+        return filled.tensor(*content)
     return torch.device(content) if kind == _DEVICE else getattr(torch, content)
 
 
-def _filled(dtype_name: str, shape: list[int], stride: list[int], device: str) -> torch.Tensor:
-    """A tensor of this description whose values no operator rejects: zeros are valid indices."""
-    dtype = getattr(torch, dtype_name)
-    tensor = torch.empty_strided(shape, stride, dtype=dtype, device=device)
-    if dtype.is_floating_point and tensor.numel():
+def _tensors(value: Any) -> Iterator[list[Any]]:
+    """The descriptions of all tensors in a decoded call."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        for kind, content in value.items():
+            if kind == _TENSOR and isinstance(content, list):
+                yield content
+            else:
+                yield from _tensors(content)
+
+
+def _shared_bytes(args: Any, kwargs: Any) -> dict[tuple[str, str], int]:
+    """By dtype and device: the bytes of the largest tensor."""
+    largest: dict[tuple[str, str], int] = {}
+    for dtype, shape, stride, device in _tensors([args, kwargs]):
+        key = dtype, device
+        largest[key] = max(largest.get(key, 0), _bytes(dtype, shape, stride, device))
+    return largest
+
+
+def _bytes(dtype: str, shape: Sequence[int], stride: Sequence[int], _device: str) -> int:
+    return _element_count(shape, stride) * int(getattr(torch, dtype).itemsize)
+
+
+def _element_count(shape: Sequence[int], stride: Sequence[int]) -> int:
+    if not all(shape):
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+
+
+def _known_operator(name: str) -> Any:
+    try:
+        return find_operator(name)
+    except (AttributeError, ValueError):  # one that this torch does not have: it will not be run
+        return None
+
+
+def _only_reads(operator: Any) -> bool:
+    """Whether an operator is known to write into none of its arguments."""
+    schema = getattr(operator, "_schema", None)
+    return schema is not None and not schema.is_mutable
+
+
+class _Filled:
+    """Makes tensors whose values no operator rejects: zeros are valid indices."""
+
+    def __init__(self, shared_bytes: Mapping[tuple[str, str], int]) -> None:
+        self._shared_bytes = shared_bytes
+        self._memory: dict[tuple[str, str], torch.Tensor] = {}
+
+    def tensor(self, dtype_name: str, shape: list[int], stride: list[int], device: str) -> torch.Tensor:
+        dtype = getattr(torch, dtype_name)
+        key = dtype_name, device
+        if key not in self._shared_bytes:
+            return _fill(torch.empty_strided(shape, stride, dtype=dtype, device=device))
+        if key not in self._memory:
+            count = self._shared_bytes[key] // dtype.itemsize
+            self._memory[key] = _fill(torch.empty(count, dtype=dtype, device=device))
+        return self._memory[key].as_strided(shape, stride)
+
+
+def _fill(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype.is_floating_point and tensor.numel():
         # Not zeros: denormals, sparsity or a shortcut for zero would flatter the time.
         return tensor.fill_(0.5)
-    return tensor.fill_(dtype is torch.bool)
+    return tensor.fill_(tensor.dtype is torch.bool)

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from memfit.ir import Compute, Free, Instruction, Phase, Program
-from memfit.plan.problem import Problem, Way, numbers
+from memfit.plan.problem import Problem, Turn, Way, numbers
 
 _IMPOSSIBLE = float("inf")
 
@@ -60,6 +60,34 @@ class Expander:
         forward = self._forward(wanted[0] if wanted else 0)
         backward = self._backward(wanted, made_early or {}, chosen or {})
         return self._measured(forward, backward)
+
+    def revalued(self, expansion: Expansion) -> Expansion:
+        """What an expansion of the same graph comes to with the costs of this problem."""
+        problem = self._problem
+        forward = [
+            [self._same(way, turn if number == 0 else None) for number, way in enumerate(ways)]
+            for turn, ways in zip(problem.forward, expansion.forward, strict=True)
+        ]
+        backward = [
+            [self._same(way, turn if number == len(ways) - 1 else None) for number, way in enumerate(ways)]
+            for turn, ways in zip(problem.backward, expansion.backward, strict=True)
+        ]
+        return self._measured(forward, backward)
+
+    def _same(self, way: Way, turn: Turn | None) -> Way:
+        """The way of the same operation in this problem, at its turn or made again."""
+        for own in () if turn is None else turn.ways:
+            if own.operation == way.operation:
+                return own
+        now = self._problem.way(way.operation)
+        if turn is None:
+            return now
+        return dataclasses.replace(
+            way,
+            time_us=now.time_us,
+            in_place_us=now.in_place_us,
+            workspace_bytes=max(now.workspace_bytes, way.workspace_bytes),
+        )
 
     def _forward(self, kept: int) -> list[list[Way]]:
         problem = self._problem

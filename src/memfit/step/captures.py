@@ -4,7 +4,7 @@ import logging
 from typing import Any
 
 from memfit.capture.with_loss import WithLoss
-from memfit.recipe import Recipe
+from memfit.recipe import Budget, Recipe
 from memfit.step.batches import Split, map_tensors
 from memfit.step.captured_loss import fields_of
 from memfit.step.piece import Piece
@@ -14,10 +14,21 @@ log = logging.getLogger(__name__)
 
 
 class Captures:
-    """Pieces of one batch. Nothing in them depends on a budget, so that choices under several can share them."""
+    """Pieces of one batch. What they are does not depend on a budget, so that choices under several can share them."""
 
-    def __init__(self, subject: WithLoss, batch: Any, split: Split, recipe: Recipe) -> None:
+    def __init__(
+        self,
+        subject: WithLoss,
+        batch: Any,
+        split: Split,
+        recipe: Recipe,
+        *,
+        budget: Budget = None,  # that capturing and measuring keeps to
+        external_bytes: int = 0,  # live beside the model and the batch
+    ) -> None:
         self.subject = subject
+        self._budget = budget
+        self._external_bytes = external_bytes
         self._batch = batch
         self._split = split
         self._recipe = recipe
@@ -33,4 +44,13 @@ class Captures:
     def _captured(self, count: int, precision: str | None) -> Piece:
         pieces = [self._batch] if count == 1 else list(self._split(self._batch, count))
         piece = map_tensors(in_bfloat16, pieces[0]) if precision == "pure-bf16" else pieces[0]
-        return Piece.captured(self.subject, fields_of(piece), [self._batch, pieces], self._recipe, precision)
+        everything = [self._batch, pieces]
+        return Piece.captured(
+            self.subject,
+            fields_of(piece),
+            everything,
+            self._recipe,
+            precision,
+            self._budget,
+            self._external_bytes,
+        )

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from memfit.capture.with_loss import WithLoss
 from memfit.errors import InfeasibleBudget, InvalidInput
 from memfit.execute.attach import check_unplanned
+from memfit.measure.peak import held_bytes
 from memfit.plan.expand import program_of
 from memfit.plan.solve import Solution
 from memfit.recipe import LOWERING, budget_bytes
@@ -63,7 +64,14 @@ def choose(
         raise InvalidInput(
             "techniques are chosen for a model of one process; plan and wrap a distributed one without a budget"
         )
-    captures = captures or Captures(with_loss(model, loss, batch), batch, split, wishes.recipe)
+    captures = captures or Captures(
+        with_loss(model, loss, batch),
+        batch,
+        split,
+        wishes.recipe,
+        budget=wishes.budget,
+        external_bytes=held_bytes([optimizer, batch]),
+    )
     _check_trained(captures.subject, optimizer)
     return _Search(captures, optimizer, _rows(batch, wishes), wishes).run()
 
@@ -204,7 +212,7 @@ class _Search:
             plan=best.plan(),
             peak_bytes=best.peak_bytes,
             sample_us=best.sample_us,
-            times_measured=best.piece.prepared.times_measured,
+            times_measured=best.piece.are_timed(best.program),
             alternatives=self._ledger.alternatives(best),
             seconds=time.monotonic() - self._start,
         )

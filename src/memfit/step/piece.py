@@ -16,13 +16,13 @@ from memfit.capture.with_loss import WithLoss
 from memfit.errors import InvalidFile
 from memfit.ir import Graph, Kind, Program
 from memfit.measure.peak import held_bytes
-from memfit.pipeline import make_planner
+from memfit.pipeline import make_planner, with_times_within
 from memfit.plan.identity import identity_program
 from memfit.plan.simulate import simulate
 from memfit.plan.solve import Planner
 from memfit.plan.validate import check_program
 from memfit.prepare import Prepared, prepare, traced_for
-from memfit.recipe import Recipe
+from memfit.recipe import Budget, Recipe, budget_bytes, is_fraction
 from memfit.runner import check_equal_to_eager
 from memfit.step.hand_over import added_early, peak_with_updates, with_gradients_held, without_gradients_held
 from memfit.step.policy import StepPolicy
@@ -46,14 +46,26 @@ class Piece:
 
     @classmethod
     def captured(
-        cls, subject: WithLoss, piece: Any, everything: list[Any], recipe: Recipe, precision: str | None
+        cls,
+        subject: WithLoss,
+        piece: Any,
+        everything: list[Any],
+        recipe: Recipe,
+        precision: str | None,
+        budget: Budget = None,
+        external_bytes: int = 0,
     ) -> "Piece":
-        """Capture a piece with its loss and measure its operators; `everything` is the batch and all its pieces."""
+        """Capture a piece with its loss and measure its operators, inside the budget.
+
+        `everything` is the batch and all its pieces, `external_bytes` what lives beside it and the model.
+        """
         sample = Sample((piece,))
         device = next(subject.parameters()).device
         with autocast(precision, device.type), traced_for(subject, sample, recipe) as joint:
             check_equal_to_eager(type(subject.model).__name__, joint, warn=False)
-            prepared = prepare(subject, joint, sample, recipe)
+            first = prepare(subject, joint, sample, recipe, limit_bytes=_limit_bytes(budget, external_bytes, None))
+            limit_bytes = _limit_bytes(budget, external_bytes, first.unplanned_peak_bytes)
+            prepared = with_times_within(subject, joint, sample, first, recipe, limit_bytes)
         storages = [prepared.graph.storages[each] for each in prepared.graph.resident]
         counted_bytes = sum(each.size_bytes for each in storages if each.kind is Kind.BATCH)
         return cls(subject, sample, prepared, recipe, held_bytes(everything) - counted_bytes)
@@ -74,6 +86,10 @@ class Piece:
     def gradient_bytes(self) -> int:
         graph = self.prepared.graph
         return sum(graph.storages[each].size_bytes for each in {gradient for _, gradient in graph.trained})
+
+    def are_timed(self, program: Program | None) -> bool:
+        """Whether steps have shown what everything takes that a program runs; without one, the unplanned step."""
+        return self.prepared.are_timed(program or identity_program(self.prepared.graph))
 
     def planner(self, *, released: bool) -> Planner:
         """A planner of one pass, in which gradients stay to the end or are gone at once."""
@@ -145,6 +161,13 @@ class Piece:
                 graph, program, workspace_bytes=workspaces, granularity_bytes=granularity_bytes
             ).peak_bytes
         return max(pass_bytes + self.beside_bytes(policy, update), self.end_bytes(policy, update))
+
+
+def _limit_bytes(budget: Budget, external_bytes: int, peak_bytes: int | None) -> int | None:
+    """What a piece may take of a budget; None if that is not known."""
+    if budget is None or (peak_bytes is None and is_fraction(budget)):
+        return None
+    return max(0, budget_bytes(budget, (peak_bytes or 0) + external_bytes) - external_bytes)
 
 
 def is_released(policy: StepPolicy) -> bool:
