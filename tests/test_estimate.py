@@ -188,7 +188,7 @@ BAD_INPUT: dict[str, tuple[Callable[[], nn.Module], Any, dict[str, Any], type[In
     "an output without gradient": (lambda: nn.Sequential(linear(), Detach()), X, {}, InvalidModel),
     "a model on the meta device": (lambda: nn.Linear(4, 4, device="meta"), X.to("meta"), {}, InvalidModel),
     "an unknown optimizer": (linear, X, {"optimizer": "adamx"}, InvalidInput),
-    "an optimizer that needs a closure": (linear, X, {"optimizer": "lbfgs"}, InvalidInput),
+    "an optimizer of sparse gradients": (linear, X, {"optimizer": "sparseadam"}, InvalidInput),
     "an unknown device": (linear, X, {"device": "abacus"}, InvalidBudget),
     "an ambiguous device": (linear, X, {"device": "A100"}, InvalidBudget),
 }

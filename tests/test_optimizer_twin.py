@@ -6,7 +6,7 @@ from torch import nn
 
 from memfit.errors import InvalidInput
 from memfit.measure.optimizer import optimizer_memory
-from memfit.optimizer_twin import empty_twin
+from memfit.optimizer_twin import empty_twin, twin_over
 
 
 class Doubling(torch.optim.SGD):
@@ -59,6 +59,19 @@ def test_a_step_of_the_twin_leaves_the_fields_of_the_original_as_they_are(optimi
     twin.draws.random()
     assert optimizer.seen == {"steps": 0}
     assert optimizer.draws.getstate() == state
+
+
+def test_a_twin_over_others_has_them_wherever_the_original_has_its_own(optimizer):
+    optimizer.all, optimizer.first = (
+        list(optimizer.param_groups[0]["params"]),
+        {"weight": optimizer.param_groups[0]["params"][0]},
+    )
+    twin = twin_over(optimizer, lambda parameter: nn.Parameter(parameter.detach() + 1))
+    others = twin.param_groups[0]["params"]
+    assert all(other is not own for other, own in zip(others, optimizer.all, strict=True))
+    assert all(one is other for one, other in zip(twin.all, others, strict=True))
+    assert twin.first["weight"] is others[0]
+    assert optimizer.first["weight"] is optimizer.all[0]
 
 
 def test_one_that_wraps_another_is_refused(optimizer):

@@ -1,10 +1,22 @@
 """The allocator's events of a run, and every private interface of torch that they take.
 
 `memory_events`, `marked_memory_events` and `MemoryRecorder` rest on `profile.kineto_results`, `_profiler_enabled`
-    Allocator events in order, see `measure/peak.py`, and what `set_mark` left among them; with its
-    `experimental_event_tree` addresses of what collectives allocate, see Note [Released elsewhere].
+    Allocator events in order, see `measure/peak.py`, and what `set_mark` left among them; its
+    `experimental_event_tree` has the address of every block.
+`PriorStorages` rests on `_RecordFunctionFast`
+    Marks the release of storages that were allocated before, see Note [Allocated before].
+`_without_unknown_blocks` rests on the variable `FLAGS_caffe2_log_level` of libc10
+    The level that torch's C++ code logs from, which `TORCH_CPP_LOG_LEVEL` sets at the start of a process.
 `cuda_memory_events` rests on `torch.cuda.memory._record_memory_history`, `_snapshot`
     The same on CUDA.
+
+Note [Allocated before]
+    The profiler knows the size of a block only if it saw the allocation. It reports no release of a block that was
+    allocated before it ever ran, and it reports one of a block that an earlier recording saw, maybe with the size
+    of what lay at that address then. So a release counts if its address was allocated in the same recording. Torch
+    keeps the Python object of a storage as long as the storage itself, and the finalizer of that object marks the
+    release of a storage that a caller names. A storage that is resized while it is recorded counts with its
+    first size until it is gone, and what it grows to counts beside it.
 
 Note [Released elsewhere]
     A collective on CPU copies its input on the calling thread. Whichever thread lets go of the copy last releases it,
@@ -12,24 +24,63 @@ Note [Released elsewhere]
     released counts as released when the backend has done its work; any other, when its place is taken.
 """
 
+import contextlib
+import ctypes
 import os
-from collections.abc import Callable, Sequence
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 _MARK = "memfit mark "
+_RELEASE = "memfit release "
 _COLLECTIVE, _ON_BACKEND = "c10d::", "gloo:"
+_ERROR_LEVEL = 2  # of torch's C++ log: 0 is information, 1 a warning
 
 
-def memory_events(run: Callable[[], Any]) -> list[int]:
-    """Run once and return what every allocation (+) and release (-) on the CPU changed, in order."""
-    return [change_bytes for label, change_bytes in marked_memory_events(run) if not label]
+class PriorStorages:
+    """Marks the releases of storages that were allocated before a recording, see Note [Allocated before]."""
+
+    def __init__(self, storages: Iterable[torch.UntypedStorage] = ()) -> None:
+        distinct = list({storage._cdata: storage for storage in storages}.values())
+        self._sizes_bytes = [storage.nbytes() for storage in distinct]
+        self._released_ns: dict[int, int] = {}
+        self._finalizers = [weakref.finalize(storage, self._release, number) for number, storage in enumerate(distinct)]
+        for finalizer in self._finalizers:
+            finalizer.atexit = False
+
+    def stop(self) -> None:
+        """Follow the storages no longer."""
+        for finalizer in self._finalizers:
+            finalizer.detach()
+
+    def releases(self, marked_ns: dict[int, int]) -> list[tuple[int, str, int]]:
+        """Return the releases as events; a thread that the profiler does not see leaves no mark but the time."""
+        return [
+            (marked_ns.get(number, time_ns), "", -self._sizes_bytes[number])
+            for number, time_ns in self._released_ns.items()
+        ]
+
+    def _release(self, number: int) -> None:
+        self._released_ns[number] = time.time_ns()
+        with torch._C._profiler._RecordFunctionFast(f"{_RELEASE}{number}"):
+            pass
 
 
-def marked_memory_events(run: Callable[[], Any]) -> list[tuple[str, int]]:
+def memory_events(run: Callable[[], Any], before: PriorStorages | None = None) -> list[int]:
+    """Run once and return what every allocation (+) and release (-) on the CPU changed, in order.
+
+    Releases of what was allocated before the run are those of the storages in `before`.
+    """
+    return [change_bytes for label, change_bytes in marked_memory_events(run, before) if not label]
+
+
+def marked_memory_events(run: Callable[[], Any], before: PriorStorages | None = None) -> list[tuple[str, int]]:
     """Allocations and releases, with "" before each, and the marks set between them, with 0 after each."""
-    recorder = MemoryRecorder()
+    recorder = MemoryRecorder(before)
     recorder.start()
     try:
         run()
@@ -41,9 +92,11 @@ def marked_memory_events(run: Callable[[], Any]) -> list[tuple[str, int]]:
 class MemoryRecorder:
     """Allocator events of the CPU between `start` and `stop`, as `marked_memory_events` returns them."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: PriorStorages | None = None) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else every start and stop is printed
         self._profiler = torch.autograd.profiler.profile(profile_memory=True)
+        self._before = before or PriorStorages()
+        self._around = contextlib.ExitStack()
 
     @staticmethod
     def is_free() -> bool:
@@ -51,23 +104,58 @@ class MemoryRecorder:
         return not torch._C._autograd._profiler_enabled()
 
     def start(self) -> None:
-        self._profiler.__enter__()
+        self._around.enter_context(_without_unknown_blocks())
+        self._around.enter_context(self._profiler)
 
     def stop(self) -> list[tuple[str, int]]:
-        self._profiler.__exit__(None, None, None)
-        events = []
-        communicates = False
+        self._around.close()
+        self._before.stop()
         results: Any = self._profiler.kineto_results
-        for event in results.events():
-            name = event.name()
-            if name == "[memory]" and event.device_type() == torch._C._autograd.DeviceType.CPU:
-                events.append((event.start_ns(), "", event.nbytes()))
+        roots = results.experimental_event_tree()
+        changes: list[tuple[int, int, int]] = []  # time, address, bytes
+        events: list[tuple[int, str, int]] = []
+        released_ns: dict[int, int] = {}
+        communicates = False
+        for event in _all_events(roots):
+            name = event.name
+            if _is_change(event):
+                if event.extra_fields.device.type == "cpu":
+                    changes.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
             elif name.startswith(_MARK):
-                events.append((event.start_ns(), name.removeprefix(_MARK), 0))
+                events.append((event.start_time_ns, name.removeprefix(_MARK), 0))
+            elif name.startswith(_RELEASE):
+                released_ns[int(name.removeprefix(_RELEASE))] = event.start_time_ns
             communicates = communicates or name.startswith(_COLLECTIVE)
+        events += _of_this_recording(changes) + self._before.releases(released_ns)
         if communicates:
-            events += _released_elsewhere(results.experimental_event_tree())
+            events += _released_elsewhere(roots)
         return [(label, change_bytes) for _, label, change_bytes in sorted(events, key=lambda event: event[0])]
+
+
+@contextlib.contextmanager
+def _without_unknown_blocks() -> Iterator[None]:
+    """Keep torch from printing that it does not know a block that is released, see Note [Allocated before].
+
+    Other warnings of torch's C++ log are not printed meanwhile; those that reach Python are.
+    """
+    level = _log_level()
+    before = None if level is None else level.value
+    if level is not None and level.value < _ERROR_LEVEL:
+        level.value = _ERROR_LEVEL
+    try:
+        yield
+    finally:
+        if level is not None and before is not None:
+            level.value = before
+
+
+def _log_level() -> ctypes.c_int | None:
+    """Return the level that torch's C++ code logs from, if this build of torch has it."""
+    for name in ("libc10.so", "libc10.dylib", "c10.dll"):
+        with contextlib.suppress(OSError, ValueError):
+            library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+            return ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+    return None
 
 
 def set_mark(label: str) -> None:
@@ -76,16 +164,40 @@ def set_mark(label: str) -> None:
         pass
 
 
+def _all_events(roots: Sequence[Any]) -> Iterator[Any]:
+    waiting = list(roots)
+    while waiting:
+        event = waiting.pop()
+        waiting += event.children
+        yield event
+
+
+def _is_change(event: Any) -> bool:
+    return bool(event.tag == torch._C._profiler._EventType.Allocation)
+
+
+def _of_this_recording(changes: list[tuple[int, int, int]]) -> list[tuple[int, str, int]]:
+    """The changes without releases of what was allocated before, see Note [Allocated before]."""
+    live: set[int] = set()
+    events = []
+    for time_ns, address, change_bytes in sorted(changes, key=lambda change: change[0]):
+        if change_bytes > 0:
+            live.add(address)
+        elif address not in live:
+            continue
+        else:
+            live.remove(address)
+        events.append((time_ns, "", change_bytes))
+    return events
+
+
 def _released_elsewhere(roots: Sequence[Any]) -> list[tuple[int, str, int]]:
     """The releases that were not seen, see Note [Released elsewhere]."""
     changes: list[tuple[int, int, int]] = []  # time, address, bytes
     collectives: list[tuple[int, int]] = []
     ends: list[tuple[int, int]] = []
-    waiting = list(roots)
-    while waiting:
-        event = waiting.pop()
-        waiting += event.children
-        if event.tag == torch._C._profiler._EventType.Allocation:
+    for event in _all_events(roots):
+        if _is_change(event):
             changes.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
         elif event.name.startswith(_COLLECTIVE):
             collectives.append((event.start_time_ns, event.end_time_ns))

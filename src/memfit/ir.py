@@ -175,10 +175,14 @@ class Graph:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerMemory:
-    """What an optimizer keeps, and what it needs on top while it steps."""
+    """What an optimizer keeps, and what it allocates and releases while it steps.
 
-    state_bytes: int = 0
-    workspace_bytes: int = 0  # beyond parameters, gradients and state
+    The state of an optimizer that calls a closure is all that it holds while the closure runs.
+    """
+
+    state_bytes: int = 0  # live before a step, beside parameters and gradients
+    workspace_bytes: int = 0  # the highest rise in a step above parameters, gradients and state
+    changes_bytes: tuple[int, ...] = ()  # from one new highest or lowest level of a step to the next, then to its end
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

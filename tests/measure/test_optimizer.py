@@ -159,12 +159,6 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
         optimizer_memory("adamx", parameters())
 
 
-def test_an_optimizer_that_needs_a_closure_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="LBFGS could not be stepped without memory") as caught:
-        optimizer_memory(torch.optim.LBFGS(parameters()), parameters())
-    assert "\n" not in str(caught.value)
-
-
 class Chatty(torch.optim.SGD):
     def step(self, closure: object = None) -> None:  # type: ignore[override]
         raise RuntimeError("first line\nsecond line")

@@ -27,7 +27,7 @@ def test_a_step_is_the_same_after_a_round_trip(graph):
         eager_workspace_bytes=[3] * count,
         graph=handed_out_together(graph),
         costs=costs,
-        optimizer=OptimizerMemory(state_bytes=5, workspace_bytes=6),
+        optimizer=OptimizerMemory(state_bytes=5, workspace_bytes=6, changes_bytes=(-1, 7, -6)),
         granularity_bytes=512,
     )
     assert step.rewritten is None
@@ -78,6 +78,7 @@ def test_a_region_carries_its_step_too():
         {"time_us": [-1.0] * 8},
         {"granularity_bytes": 0},
         {"optimizer": {"state_bytes": True, "workspace_bytes": 0}},
+        {"optimizer": {"state_bytes": 1, "workspace_bytes": 0, "changes_bytes": [0.5]}},
         {"optimizer": {"unheard_of": 3}},
     ],
 )

@@ -1,6 +1,8 @@
 """Bytes that are live while a program runs on tensors without memory."""
 
 import weakref
+from collections import deque
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -14,22 +16,26 @@ from memfit.tensors import tensors_in
 class LiveBytes(TorchDispatchMode):
     """Follows the storages that operators make until they are gone.
 
-    With `notes_calls` the signatures of all calls are noted in `calls`; with `costs` of them, what operators allocate
-    inside counts towards the peak.
+    With `notes_calls` the signatures of all calls, or of those operators, are noted in `calls`; with `costs` of them,
+    what operators allocate inside counts towards the peak. With `notes_levels` the live bytes after every change are
+    noted in `levels_bytes`.
     """
 
-    def __init__(self, *, notes_calls: bool = False) -> None:
+    def __init__(self, *, notes_calls: bool | Collection[str] = False, notes_levels: bool = False) -> None:
         super().__init__()
         self.calls: set[str] = set()
         self.costs: dict[str, OperatorCost] = {}
+        self.levels_bytes: list[int] = []
         self._notes_calls = notes_calls
+        self._notes_levels = notes_levels
         self.peak_bytes = 0
         self.live_bytes = 0
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def start_anew(self) -> None:
-        """Look for the peak from here on."""
+        """Look for the peak, and note levels, from here on."""
         self.peak_bytes = self.live_bytes
+        self.levels_bytes = [self.live_bytes]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor in tensors_in((args, kwargs)):
@@ -40,7 +46,7 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def _noted(self, func: Any, args: Any, kwargs: Any) -> OperatorCost | None:
-        if not self._notes_calls or not str(func).startswith("aten."):
+        if not self._notes(func):
             return None
         try:
             call = encode(func, args, kwargs)
@@ -48,6 +54,11 @@ class LiveBytes(TorchDispatchMode):
             return None  # an argument that a signature cannot describe: its cost stays unknown
         self.calls.add(call)
         return self.costs.get(call)
+
+    def _notes(self, func: Any) -> bool:
+        if isinstance(self._notes_calls, bool):
+            return self._notes_calls and str(func).startswith("aten.")
+        return str(func.overloadpacket) in self._notes_calls
 
     def _follow(self, storages: list[Any], cost: OperatorCost | None) -> None:
         sizes = [storage.nbytes() for storage in storages]
@@ -59,15 +70,44 @@ class LiveBytes(TorchDispatchMode):
             weakref.finalize(storage, self._release, size_bytes)
         inside_bytes = 0 if cost is None else cost.workspace_bytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes + inside_bytes)
+        self._note_level(self.live_bytes + inside_bytes)
+        if inside_bytes:
+            self._note_level(self.live_bytes)
 
     def _release(self, size_bytes: int) -> None:
         self.live_bytes -= size_bytes
+        self._note_level(self.live_bytes)
+
+    def _note_level(self, level_bytes: int) -> None:
+        if self._notes_levels:
+            self.levels_bytes.append(level_bytes)
 
 
 class AnsweredQuestions(TorchDispatchMode):
-    """Answers questions about values (a step count) with 2: only sizes matter, and 1 would divide by zero."""
+    """Answers questions about values (a step count) from `answers`, and with 2 when there are none left.
+
+    Only sizes matter, and 1 would divide by zero.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: deque[Any] = deque()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
-            return 2
+            return self.answers.popleft() if self.answers else 2
         return func(*args, **kwargs or {})
+
+
+class NotedAnswers(TorchDispatchMode):
+    """Notes the answers to questions about values of real tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers: list[Any] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **kwargs or {})
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self.answers.append(result)
+        return result

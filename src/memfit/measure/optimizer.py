@@ -2,7 +2,9 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +14,9 @@ from torch.optim import Optimizer
 from memfit import _torch
 from memfit.errors import InvalidInput, first_line
 from memfit.ir import OptimizerMemory
-from memfit.measure.live import AnsweredQuestions, LiveBytes
-from memfit.optimizer_twin import empty_twin
+from memfit.measure.live import AnsweredQuestions, LiveBytes, NotedAnswers
+from memfit.measure.probe import measured_costs
+from memfit.optimizer_twin import twin_over
 from memfit.spelling import suggestion
 from memfit.tensors import local_part, storage_bytes
 
@@ -26,7 +29,15 @@ class KnownMemory:
     memory: OptimizerMemory
 
 
-OptimizerLike = str | Optimizer | Callable[..., Optimizer] | KnownMemory
+_Source = str | Optimizer | Callable[..., Optimizer]
+OptimizerLike = _Source | KnownMemory
+
+_MOST_STEPS = 256  # an optimizer whose state grows longer than that is counted as it is then
+_MATRIX_PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")  # they pack their inputs
+_FIRST_GRADIENT = 1e100  # in 64 bits it can be halved hundreds of times before it counts as none
+_FACTORS = (-0.95, 0.67)  # of one gradient to the next; steps of a secant method stay about as long
+_VARIED_FACTORS = (1.5, 0.5, 1.5, 0.5, 0.5)
+_FALL_OF_LOSS = 1e130  # more than any gradient times any step
 
 _BY_NAME: dict[str, Callable[..., Optimizer]] = {
     name.lower(): cls
@@ -43,33 +54,225 @@ def optimizer_memory(
     for_cuda: bool = False,
     without_gradient: Sequence[nn.Parameter] = (),
 ) -> OptimizerMemory:
-    """State and workspace of one step of `optimizer` over `parameters`.
+    """State and workspace of one step of `optimizer` over `parameters`, once the state grows no more.
 
     `optimizer` is a name in `torch.optim` ("sgd" means with momentum), an instance, or
     anything that makes one from parameters. `for_cuda` counts the step as it runs on CUDA, where
     optimizers that were not told otherwise work on all parameters at once (`foreach`). Parameters
-    `without_gradient` are skipped by the step, as those that the loss does not depend on.
+    `without_gradient` are skipped by the step, as those that the loss does not depend on. An optimizer that
+    cannot step without a closure gets one. LBFGS is counted with its history full, beside a step that it leaves out
+    of it; a long line search may hold a few gradients more. The loss that a closure returns is not counted.
     """
     if isinstance(optimizer, KnownMemory):
         return optimizer.memory
-    mode = _torch.FakeTensorMode()
-    with (
-        _explaining(optimizer_name(optimizer)),
-        mode,
-        torch.compiler.set_stance("force_eager"),  # some compile their step, which takes memory
-        AnsweredQuestions(),
-    ):
-        twin, originals = _twin(optimizer, parameters)
-        if for_cuda:
-            _choose_foreach(twin)
-        skipped = {id(parameter) for parameter in without_gradient}
-        for stand_in, original in originals:
-            if stand_in.requires_grad and id(original) not in skipped:
-                stand_in.grad = torch.empty_like(stand_in)
-        twin.step()
-        with LiveBytes() as live:
-            twin.step()
-    return OptimizerMemory(state_bytes=storage_bytes(list(twin.state.values())), workspace_bytes=live.peak_bytes)
+    skipped = {id(parameter) for parameter in without_gradient}
+    with _explaining(optimizer_name(optimizer)):
+        try:
+            return _steady(SteppedTwin(optimizer, parameters, for_cuda=for_cuda, skipped=skipped))
+        except InvalidInput:
+            raise
+        except Exception as error:
+            try:
+                return _steady(ClosureTwin(optimizer, parameters, for_cuda=for_cuda, skipped=skipped))
+            except Exception:
+                raise error from None  # a closure did not help, so the first error tells more
+
+
+def _steady(twin: "SteppedTwin") -> OptimizerMemory:
+    """Step until steps leave the state as big as they found it."""
+    unchanged = 0
+    for _ in range(_MOST_STEPS):
+        before_bytes = twin.state_bytes()
+        memory = twin.step()
+        unchanged = unchanged + 1 if twin.state_bytes() == before_bytes else 0
+        if unchanged == twin.steady_steps:
+            break
+    return memory
+
+
+class SteppedTwin:
+    """An optimizer like the given one, whose parameters, gradients and state are tensors without memory.
+
+    All of them are made under `LiveBytes`, which sees the release of what was allocated under it alone.
+    """
+
+    steady_steps = 1  # that leave the state as big as it was, until it is believed to stay so
+
+    def __init__(
+        self,
+        optimizer: _Source,
+        parameters: Sequence[nn.Parameter],
+        *,
+        for_cuda: bool,
+        skipped: Collection[int],  # ids of parameters without a gradient
+    ) -> None:
+        self._for_cuda = for_cuda
+        self._mode = _torch.FakeTensorMode()
+        self._questions = AnsweredQuestions()
+        self._live = LiveBytes(notes_calls=_MATRIX_PRODUCTS, notes_levels=True)
+        with self._without_memory():
+            self._twin, originals = _twin(optimizer, parameters)
+            if for_cuda:
+                _choose_foreach(self._twin)
+        self._stand_ins = [stand_in for stand_in, _ in originals]
+        self._trained = [
+            stand_in for stand_in, original in originals if stand_in.requires_grad and id(original) not in skipped
+        ]
+
+    def state_bytes(self) -> int:
+        """Drop the gradients, as `zero_grad` does, and return what else is live beside the parameters."""
+        for stand_in in self._stand_ins:
+            stand_in.grad = None
+        return self._live.live_bytes - storage_bytes([self._stand_ins, self._twin.param_groups])
+
+    def step(self) -> OptimizerMemory:
+        """Make gradients and step."""
+        state_bytes = self.state_bytes()
+        with self._without_memory():
+            self._make_gradients()
+            self._live.start_anew()
+            self._twin.step()
+        memory = self._memory(state_bytes, self._live.levels_bytes[0])
+        self._measure_products()
+        return memory
+
+    def _measure_products(self) -> None:
+        """Learn for the next step what matrix products allocate inside, if they run here as they do in training."""
+        unknown = self._live.calls - self._live.costs.keys()
+        if unknown and not (self._for_cuda and not self._stand_ins[0].is_cuda):
+            self._live.costs |= measured_costs(sorted(unknown), device=str(self._stand_ins[0].device))
+
+    def _make_gradients(self) -> None:
+        for stand_in in self._trained:
+            stand_in.grad = torch.empty_like(stand_in)
+
+    def _memory(self, state_bytes: int, start_bytes: int) -> OptimizerMemory:
+        return OptimizerMemory(
+            state_bytes=state_bytes,
+            workspace_bytes=max(0, self._live.peak_bytes - start_bytes),
+            changes_bytes=_changes([level_bytes - start_bytes for level_bytes in self._live.levels_bytes]),
+        )
+
+    @contextlib.contextmanager
+    def _without_memory(self) -> Iterator[None]:
+        eager = torch.compiler.set_stance("force_eager")  # some compile their step, which takes memory
+        with self._mode, eager, self._questions, self._live:
+            yield
+
+
+class ClosureTwin(SteppedTwin):
+    """A twin whose step calls a closure that computes the loss and its gradients.
+
+    Whether such an optimizer goes on depends on values. They come from steps of a small optimizer of the same class
+    and settings with memory, see `SmallDescent`, if one can be made. What the optimizer holds whenever it calls the
+    closure is live during the forward and the backward pass, and counts as state.
+    """
+
+    steady_steps = 4  # one to see it, and as many as give each of `_VARIED_FACTORS` its turn in a step
+
+    def __init__(
+        self, optimizer: _Source, parameters: Sequence[nn.Parameter], *, for_cuda: bool, skipped: Collection[int]
+    ) -> None:
+        super().__init__(optimizer, parameters, for_cuda=for_cuda, skipped=skipped)
+        self._small: SmallDescent | None = None
+        with contextlib.suppress(Exception):  # its class may want more than its settings
+            self._small = SmallDescent(optimizer, self._twin)
+        self._held_bytes = 0
+        self._highest: OptimizerMemory | None = None
+
+    def step(self) -> OptimizerMemory:
+        before_bytes = self.state_bytes()
+        self._held_bytes = max(self._held_bytes, before_bytes)  # some steps hold more than others
+        self._questions.answers = deque(self._small.step() if self._small else ())
+        with self._without_memory():
+            self._make_gradients()
+            self._live.start_anew()
+            self._twin.step(self._closure)  # type: ignore[arg-type]
+        resident_bytes = storage_bytes([self._stand_ins, self._twin.param_groups])
+        gradient_bytes = storage_bytes([stand_in.grad for stand_in in self._trained])
+        memory = self._memory(self._held_bytes, resident_bytes + gradient_bytes + self._held_bytes)
+        if self._highest is None or _level_bytes(memory) > _level_bytes(self._highest):
+            self._highest = memory
+        if self._small is not None and self.state_bytes() == before_bytes:
+            self._small.varies = True
+        return dataclasses.replace(
+            self._highest,
+            state_bytes=self._held_bytes,
+            workspace_bytes=max(0, _level_bytes(self._highest) - self._held_bytes),
+        )
+
+    def _closure(self) -> torch.Tensor:
+        self._held_bytes = max(self._held_bytes, self.state_bytes())
+        self._make_gradients()
+        return torch.empty(())
+
+
+class SmallDescent:
+    """An optimizer over a few numbers that goes downhill for hundreds of steps, for the answers that it finds.
+
+    The loss falls at every call. The gradient shrinks, so its change along a step is positive, and changes its sign
+    at every second call, as beyond a minimum, where a line search looks between two points. Once `varies` is set, it
+    grows now and then: L-BFGS adds no such step to its history, and holds it beside.
+    """
+
+    def __init__(self, optimizer: _Source, twin: Optimizer) -> None:
+        self._parameters = [
+            nn.Parameter(torch.ones([1] * parameter.dim(), dtype=torch.float64))
+            for group in twin.param_groups
+            for parameter in group["params"]
+        ]
+        self._optimizer = _small_optimizer(optimizer, self._parameters)
+        self._loss, self._gradient, self._calls = 0.0, _FIRST_GRADIENT, 0
+        for group in self._optimizer.param_groups:
+            rate = group.get("lr")  # with a lower one than 1 steps would get too short to go on
+            group["lr"] = torch.ones_like(rate) if isinstance(rate, torch.Tensor) else 1.0
+        self.varies = False
+
+    def step(self) -> list[Any]:
+        """Step, and return the answers to all questions about values."""
+        self._make_gradients()
+        with NotedAnswers() as noted:
+            self._optimizer.step(self._closure)  # type: ignore[arg-type]
+        return list(noted.answers)
+
+    def _closure(self) -> torch.Tensor:
+        factors = _VARIED_FACTORS if self.varies else _FACTORS
+        self._gradient *= factors[self._calls % len(factors)]
+        self._calls += 1
+        self._loss -= _FALL_OF_LOSS
+        self._make_gradients()
+        return torch.tensor(self._loss, dtype=torch.float64)
+
+    def _make_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = torch.full_like(parameter, self._gradient)
+
+
+def _level_bytes(memory: OptimizerMemory) -> int:
+    return memory.state_bytes + memory.workspace_bytes
+
+
+def _small_optimizer(optimizer: _Source, parameters: Sequence[nn.Parameter]) -> Optimizer:
+    if not isinstance(optimizer, Optimizer):
+        return _maker(optimizer)(parameters)
+    settings = {name: value for name, value in optimizer.param_groups[0].items() if name in optimizer.defaults}
+    return type(optimizer)(parameters, **settings)
+
+
+def _changes(levels_bytes: Sequence[int]) -> tuple[int, ...]:
+    """Changes from one highest or lowest level so far to the next, from 0, and from the last of them to the end."""
+    points, is_high = [0], False
+    highest = lowest = 0
+    for level_bytes in levels_bytes:
+        if lowest <= level_bytes <= highest:
+            continue
+        if len(points) > 1 and is_high == (level_bytes > highest):
+            points.pop()  # a rise goes on, or a fall
+        is_high = level_bytes > highest
+        highest, lowest = max(highest, level_bytes), min(lowest, level_bytes)
+        points.append(level_bytes)
+    points.append(levels_bytes[-1])
+    return tuple(later - earlier for earlier, later in itertools.pairwise(points) if later != earlier)
 
 
 def optimizer_name(optimizer: OptimizerLike) -> str:
@@ -84,7 +287,7 @@ def optimizer_name(optimizer: OptimizerLike) -> str:
 
 
 def _twin(
-    optimizer: str | Optimizer | Callable[..., Optimizer], parameters: Sequence[nn.Parameter]
+    optimizer: _Source, parameters: Sequence[nn.Parameter]
 ) -> tuple[Optimizer, list[tuple[nn.Parameter, nn.Parameter]]]:
     """An optimizer like the given one over stand-ins without memory, and whom each stands in for."""
     originals: list[tuple[nn.Parameter, nn.Parameter]] = []
@@ -94,11 +297,8 @@ def _twin(
         return originals[-1][0]
 
     if isinstance(optimizer, Optimizer):
-        twin = empty_twin(optimizer)
-        twin.param_groups = [
-            _without_memory(group) | {"params": [stand_in(parameter) for parameter in group["params"]]}
-            for group in optimizer.param_groups
-        ]
+        twin = twin_over(optimizer, stand_in)
+        twin.param_groups = [_without_memory(group) | {"params": group["params"]} for group in twin.param_groups]
     else:
         twin = _maker(optimizer)([stand_in(parameter) for parameter in parameters if parameter.requires_grad])
     return twin, originals

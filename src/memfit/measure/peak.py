@@ -1,7 +1,8 @@
 """The exact peak of a real run, from the allocator's own events.
 
 On CPU the profiler reports every allocation and release with its size, also those inside an
-operator. On CUDA the caching allocator keeps the maximum itself, and its history the timeline.
+operator; finalizers report the releases of what was allocated before. On CUDA the caching
+allocator keeps the maximum itself, and its history the timeline.
 """
 
 import dataclasses
@@ -13,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit._memory_events import MemoryRecorder, cuda_memory_events, memory_events
-from memfit.tensors import storage_bytes, tensors_in
+from memfit._memory_events import MemoryRecorder, PriorStorages, cuda_memory_events, memory_events
+from memfit.tensors import parts_of, storage_bytes, tensors_in
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,15 +30,19 @@ class MeasuredPeak:
 def measure_peak(run: Callable[[], Any], *, resident: Iterable[Any]) -> MeasuredPeak:
     """Run once and report the peak of live bytes.
 
-    `resident` holds what is in memory already and counts towards the peak: modules,
-    optimizers, tensors, or containers of them.
+    `resident` holds what is in memory already and counts towards the peak, until the run releases it: modules,
+    optimizers, tensors, or containers of them. Releases of what is not among it do not count.
     """
     tensors = list(_tensors(resident))
     resident_bytes = storage_bytes(tensors)
+    on_cuda = any(tensor.is_cuda for tensor in tensors)
+    before = prior_storages(tensors)
+    del resident, tensors  # a reference held here would keep alive what the run releases
     gc.collect()
-    if any(tensor.is_cuda for tensor in tensors):
+    if on_cuda:
+        before.stop()
         return _measure_cuda(run, resident_bytes)
-    live = tuple(itertools.accumulate(memory_events(run), initial=resident_bytes))
+    live = tuple(itertools.accumulate(memory_events(run, before), initial=resident_bytes))
     return MeasuredPeak(peak_bytes=max(live), resident_bytes=resident_bytes, live_bytes=live)
 
 
@@ -75,7 +80,7 @@ class PeakWatch:
             self._before_bytes = torch.cuda.memory_allocated()
         elif MemoryRecorder.is_free():
             gc.collect()  # what is garbage now would be counted as freed by the step
-            self._recorder = MemoryRecorder()
+            self._recorder = MemoryRecorder(prior_storages(tensors))
             self._recorder.start()
 
     def stop(self) -> MeasuredPeak | None:
@@ -90,6 +95,12 @@ class PeakWatch:
         else:
             return None
         return MeasuredPeak(peak_bytes=max(live), resident_bytes=self._resident_bytes, live_bytes=live)
+
+
+def prior_storages(holders: Iterable[Any]) -> PriorStorages:
+    """Follow the storages of what modules, optimizers, tensors and containers hold, for a recording to see releases."""
+    parts = (part for tensor in _tensors(holders) for part in parts_of(tensor))
+    return PriorStorages(part.untyped_storage() for part in parts)
 
 
 def held_bytes(holders: Iterable[Any]) -> int:

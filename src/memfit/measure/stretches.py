@@ -9,7 +9,7 @@ import torch
 
 from memfit._memory_events import marked_memory_events
 from memfit.errors import InvalidModel
-from memfit.measure.peak import held_bytes
+from memfit.measure.peak import held_bytes, prior_storages
 from memfit.tensors import tensors_in
 
 
@@ -29,10 +29,12 @@ def measure_stretches(run: Callable[[], Any], *, resident: Iterable[Any]) -> lis
     if any(tensor.is_cuda for tensor in tensors_in(_states(holders))):
         raise InvalidModel("the bytes between marks are only measured on CPU, and the model is on CUDA; move it there")
     start_bytes = held_bytes(holders)
+    before = prior_storages(holders)
+    del resident, holders  # a reference held here would keep alive what the run releases
     gc.collect()
     stretches: list[MeasuredStretch] = []
     label, peak_bytes, now_bytes = "", start_bytes, start_bytes
-    for mark, change_bytes in [*marked_memory_events(run), ("end", 0)]:
+    for mark, change_bytes in [*marked_memory_events(run, before), ("end", 0)]:
         now_bytes += change_bytes
         peak_bytes = max(peak_bytes, now_bytes)
         if mark:

@@ -90,7 +90,7 @@ class CapturedStep:
             workspace_bytes=_bytes(data["workspace_bytes"]),
             time_us=_times(data["time_us"]),
             in_place_us=_times(data["in_place_us"]),
-            optimizer=OptimizerMemory(**dict(zip(data["optimizer"], _bytes(data["optimizer"].values()), strict=True))),
+            optimizer=_optimizer(data["optimizer"]),
             granularity_bytes=_bytes([data["granularity_bytes"]])[0],
         )
         step._check_lengths()
@@ -240,6 +240,15 @@ def _bytes(values: Iterable[Any]) -> tuple[int, ...]:
         if type(value) is not int or value < 0:
             raise ValueError(f"a size of {value!r}")
     return found
+
+
+def _optimizer(data: Mapping[str, Any]) -> OptimizerMemory:
+    """Read an optimizer's memory; files of earlier versions have no changes."""
+    sizes = {name: value for name, value in data.items() if name != "changes_bytes"}
+    changes = tuple(data.get("changes_bytes", ()))
+    if any(type(change) is not int for change in changes):
+        raise ValueError(f"changes of {changes!r} bytes")
+    return OptimizerMemory(**dict(zip(sizes, _bytes(sizes.values()), strict=True)), changes_bytes=changes)
 
 
 def _times(values: Iterable[Any]) -> tuple[float, ...]:

@@ -4,6 +4,8 @@ Note [What a step is]
     `zero_grad(set_to_none=True)`, forward, backward, optimizer step. Before it: parameters,
     buffers, optimizer state (it exists from the second step on) and the batch. The outputs of
     the model are held to the end, as in `out = model(x); out.loss.backward(); optimizer.step()`.
+    The optimizer's step is one moment, the highest of it. Where the optimizer calls a closure for the forward
+    and the backward pass, its state is all that it holds meanwhile.
     While an operation runs, its inputs, its outputs and its workspace are live together.
 """
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from memfit.api import apply
-from memfit.capture.rehearse import drop_gradients, nothing_remains, step
+from memfit.capture.rehearse import nothing_remains, step
 from memfit.capture.sample import Sample
 from memfit.errors import InvalidFile, InvalidInput, first_line
 from memfit.execute.attach import PlannedForward, planned_forwards, put_back, remove, removed
@@ -150,7 +150,6 @@ def _peak(model: nn.Module, example: Sample, plan: Plan) -> int:
     def run() -> None:
         step(model, example, seed=0, backward_from=plan.backward_from)
 
-    drop_gradients(model, example)  # the profiler does not see the release of what was there before
     measured = measure_peak(run, resident=[model, example.args, dict(example.kwargs)])
     return measured.peak_bytes + plan.optimizer_state_bytes
 

@@ -46,7 +46,6 @@ def eager_step(model: nn.Module, sample: Sample, recipe: Recipe) -> EagerStep:
         run = _run(model, sample, recipe)
         step_us = min(_microseconds(run) for _ in range(_TIMED_STEPS))
         optimizer = with_beside(_optimizer_memory(model, recipe), recipe)
-        drop_gradients(model, sample)  # the profiler does not see the release of what was there before
         measured = measure_peak(run, resident=[model, sample.args, dict(sample.kwargs)])
     end_bytes = measured.live_bytes[-1] + optimizer.state_bytes
     return EagerStep(
@@ -114,7 +113,6 @@ def _attached(model: nn.Module, regions: Sequence[Region]) -> Iterator[None]:
 def _measured(
     model: nn.Module, sample: Sample, regions: Sequence[Region], run: Callable[[], None], optimizer: OptimizerMemory
 ) -> list[Stretch]:
-    drop_gradients(model, sample)  # the profiler does not see the release of what was there before
     for region in regions:
         region.marked.forget()
     measured = measure_stretches(run, resident=[model, sample.args, dict(sample.kwargs)])

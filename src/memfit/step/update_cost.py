@@ -137,7 +137,8 @@ class _StandIn:
         return storage_bytes([each for each in state if not each.dim()])
 
     def _measured(self, run: Callable[[], None]) -> MeasuredPeak:
-        return measure_peak(run, resident=self.parameters)  # which say on what device to look
+        gradients = [parameter.grad for parameter in self.parameters]
+        return measure_peak(run, resident=[self.parameters, gradients, self._optimizer])
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
