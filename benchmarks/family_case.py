@@ -56,7 +56,7 @@ def _fitted(family: Family, model: torch.nn.Module, sample: Any) -> FamilyResult
     curve = memfit.frontier(model, sample, fractions=(0.5,), time_limit=12.0)
     plan = max(curve.plans, key=lambda each: each.budget_bytes or 0)
     check = memfit.check(model, plan, sample)
-    profile = memfit.profile(model, plan, sample, pairs=5)
+    profile = memfit.profile(model, plan, sample, pairs=5, eager=True)
     reason = plan.left_eager.get("", "") if plan.regions else ""
     half = plan.persistent_bytes + (plan.unplanned_peak_bytes - plan.persistent_bytes) // 2
     return FamilyResult(

@@ -43,7 +43,7 @@ console.print(str(check), highlight=False)
 
 # 4. Is the peak what was predicted, and the time?
 with console.status("measuring"):
-    profile = memfit.profile(model, plan, images)
+    profile = memfit.profile(model, plan, images, eager=True)
 console.print(str(profile), highlight=False)
 
 # 5. Train. The model is the same object; nothing else of the script changes.

@@ -108,7 +108,7 @@ class Report(Given):
 
     @functools.cached_property
     def profile(self) -> memfit.Profile:
-        return memfit.profile(self.model, self.plan, self.sample, pairs=1)
+        return memfit.profile(self.model, self.plan, self.sample, pairs=1, eager=True)
 
 
 class Levels(Given):

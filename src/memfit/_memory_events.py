@@ -18,6 +18,11 @@ Note [Allocated before]
     release of a storage that a caller names. A storage that is resized while it is recorded counts with its
     first size until it is gone, and what it grows to counts beside it.
 
+Note [Segments]
+    There is one profiler, and what it saw is known when it stops. So where a recorder starts or stops inside another,
+    the profiler stops and starts again, and all recorders that are active get what it saw until then. The marks of one
+    recorder are seen by those around it.
+
 Note [Released elsewhere]
     A collective on CPU copies its input on the calling thread. Whichever thread lets go of the copy last releases it,
     and the profiler does not see the thread of the backend. So an allocation inside a collective whose address is never
@@ -26,12 +31,13 @@ Note [Released elsewhere]
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -90,46 +96,107 @@ def marked_memory_events(run: Callable[[], Any], before: PriorStorages | None = 
 
 
 class MemoryRecorder:
-    """Allocator events of the CPU between `start` and `stop`, as `marked_memory_events` returns them."""
+    """Allocator events of the CPU between `start` and `stop`, as `marked_memory_events` returns them.
+
+    Recorders may be nested, see Note [Segments].
+    """
+
+    _active: ClassVar[list["MemoryRecorder"]] = []
+    _segment: ClassVar["_Segment | None"] = None
 
     def __init__(self, before: PriorStorages | None = None) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else every start and stop is printed
-        self._profiler = torch.autograd.profiler.profile(profile_memory=True)
         self._before = before or PriorStorages()
-        self._around = contextlib.ExitStack()
+        self._seen = _Seen()
 
-    @staticmethod
-    def is_free() -> bool:
-        """Whether no other profiler is running: there can be one only."""
-        return not torch._C._autograd._profiler_enabled()
+    @classmethod
+    def is_free(cls) -> bool:
+        """Whether no other profiler is running but recorders of this kind: there can be one only."""
+        return bool(cls._active) or not torch._C._autograd._profiler_enabled()
 
     def start(self) -> None:
+        self._end_segment()
+        self._active.append(self)
+        self._begin_segment()
+
+    def stop(self) -> list[tuple[str, int]]:
+        self._end_segment()
+        self._active.remove(self)
+        self._begin_segment()
+        self._before.stop()
+        seen = self._seen
+        events = [*seen.marks, *_of_this_recording(seen.changes), *self._before.releases(seen.released_ns)]
+        if seen.collectives:
+            events += _released_elsewhere(seen)
+        return [(label, change_bytes) for _, label, change_bytes in sorted(events, key=lambda event: event[0])]
+
+    @classmethod
+    def _begin_segment(cls) -> None:
+        if cls._active:
+            cls._segment = _Segment()
+
+    @classmethod
+    def _end_segment(cls) -> None:
+        """Stop the profiler, and give what it saw to all recorders."""
+        if cls._segment is None:
+            return
+        segment, cls._segment = cls._segment, None
+        seen = segment.stop()
+        for recorder in cls._active:
+            recorder._seen.add(seen)
+
+
+@dataclasses.dataclass
+class _Seen:
+    """What the profiler saw, without its own objects: these do not outlive it."""
+
+    changes: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)  # time, address, bytes
+    marks: list[tuple[int, str, int]] = dataclasses.field(default_factory=list)
+    released_ns: dict[int, int] = dataclasses.field(default_factory=dict)
+    collectives: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # start and end
+    ends: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # of their work on the backend's thread
+
+    def add(self, others: "_Seen") -> None:
+        self.changes += others.changes
+        self.marks += others.marks
+        self.released_ns |= others.released_ns
+        self.collectives += others.collectives
+        self.ends += others.ends
+
+    @classmethod
+    def of(cls, roots: Sequence[Any]) -> "_Seen":
+        seen = cls()
+        for event in _all_events(roots):
+            name = event.name
+            if event.tag == torch._C._profiler._EventType.Allocation:
+                if event.extra_fields.device.type == "cpu":
+                    fields = event.extra_fields
+                    seen.changes.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+            elif name.startswith(_MARK):
+                seen.marks.append((event.start_time_ns, name.removeprefix(_MARK), 0))
+            elif name.startswith(_RELEASE):
+                seen.released_ns[int(name.removeprefix(_RELEASE))] = event.start_time_ns
+            elif name.startswith(_COLLECTIVE):
+                seen.collectives.append((event.start_time_ns, event.end_time_ns))
+            elif name.startswith(_ON_BACKEND):
+                seen.ends.append((event.start_time_ns, event.end_time_ns))
+        return seen
+
+
+class _Segment:
+    """One run of the profiler, from the moment it is made, see Note [Segments]."""
+
+    def __init__(self) -> None:
+        self._profiler = torch.autograd.profiler.profile(profile_memory=True)
+        self._around = contextlib.ExitStack()
         self._around.enter_context(_without_unknown_blocks())
         self._around.enter_context(self._profiler)
 
-    def stop(self) -> list[tuple[str, int]]:
+    def stop(self) -> _Seen:
+        """Return what was seen."""
         self._around.close()
-        self._before.stop()
         results: Any = self._profiler.kineto_results
-        roots = results.experimental_event_tree()
-        changes: list[tuple[int, int, int]] = []  # time, address, bytes
-        events: list[tuple[int, str, int]] = []
-        released_ns: dict[int, int] = {}
-        communicates = False
-        for event in _all_events(roots):
-            name = event.name
-            if _is_change(event):
-                if event.extra_fields.device.type == "cpu":
-                    changes.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
-            elif name.startswith(_MARK):
-                events.append((event.start_time_ns, name.removeprefix(_MARK), 0))
-            elif name.startswith(_RELEASE):
-                released_ns[int(name.removeprefix(_RELEASE))] = event.start_time_ns
-            communicates = communicates or name.startswith(_COLLECTIVE)
-        events += _of_this_recording(changes) + self._before.releases(released_ns)
-        if communicates:
-            events += _released_elsewhere(roots)
-        return [(label, change_bytes) for _, label, change_bytes in sorted(events, key=lambda event: event[0])]
+        return _Seen.of(results.experimental_event_tree())
 
 
 @contextlib.contextmanager
@@ -172,10 +239,6 @@ def _all_events(roots: Sequence[Any]) -> Iterator[Any]:
         yield event
 
 
-def _is_change(event: Any) -> bool:
-    return bool(event.tag == torch._C._profiler._EventType.Allocation)
-
-
 def _of_this_recording(changes: list[tuple[int, int, int]]) -> list[tuple[int, str, int]]:
     """The changes without releases of what was allocated before, see Note [Allocated before]."""
     live: set[int] = set()
@@ -191,18 +254,9 @@ def _of_this_recording(changes: list[tuple[int, int, int]]) -> list[tuple[int, s
     return events
 
 
-def _released_elsewhere(roots: Sequence[Any]) -> list[tuple[int, str, int]]:
+def _released_elsewhere(seen: _Seen) -> list[tuple[int, str, int]]:
     """The releases that were not seen, see Note [Released elsewhere]."""
-    changes: list[tuple[int, int, int]] = []  # time, address, bytes
-    collectives: list[tuple[int, int]] = []
-    ends: list[tuple[int, int]] = []
-    for event in _all_events(roots):
-        if _is_change(event):
-            changes.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
-        elif event.name.startswith(_COLLECTIVE):
-            collectives.append((event.start_time_ns, event.end_time_ns))
-        elif event.name.startswith(_ON_BACKEND):
-            ends.append((event.start_time_ns, event.end_time_ns))
+    changes, collectives, ends = seen.changes, seen.collectives, seen.ends
     releases = []
     following: dict[int, tuple[int, int]] = {}  # by address: time and bytes of its next change
     for time_ns, address, change_bytes in sorted(changes, reverse=True):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from memfit._memory_events import _released_elsewhere
+from memfit._memory_events import _released_elsewhere, _Seen
 from memfit.measure.peak import PeakWatch, held_bytes, measure_peak
 
 KIB = 1024
@@ -190,7 +190,7 @@ def change(time: int, address: int, size_bytes: int) -> Any:
         name="[memory]",
         tag=torch._C._profiler._EventType.Allocation,
         start_time_ns=time,
-        extra_fields=SimpleNamespace(ptr=address, alloc_size=size_bytes),
+        extra_fields=SimpleNamespace(ptr=address, alloc_size=size_bytes, device=torch.device("cpu")),
         children=[],
     )
 
@@ -203,8 +203,25 @@ def test_a_copy_of_a_collective_that_its_backend_releases_counts_until_the_backe
         event("gloo:all_reduce", 54, 70),
         change(80, 2, -100),  # this one was seen
     ]
-    assert _released_elsewhere(events) == [(30, "", -100)]
+    assert _released_elsewhere(_Seen.of(events)) == [(30, "", -100)]
 
 
 def test_what_was_released_unseen_is_gone_when_its_place_is_taken() -> None:
-    assert _released_elsewhere([change(1, 7, 40), change(9, 7, 60), change(20, 7, -60)]) == [(8, "", -40)]
+    changes = [change(1, 7, 40), change(9, 7, 60), change(20, 7, -60)]
+    assert _released_elsewhere(_Seen.of(changes)) == [(8, "", -40)]
+
+
+def test_a_measurement_inside_another_is_seen_by_both() -> None:
+    kept: list[torch.Tensor] = []
+    inner: list[int] = []
+
+    def run() -> None:
+        kept.append(torch.zeros(2**20, dtype=torch.uint8))
+        inner.append(measure_peak(lambda: torch.zeros(2**18, dtype=torch.uint8), resident=[]).peak_bytes)
+        kept.clear()  # allocated before the inner measurement, released after it
+        kept.append(torch.zeros(2**19, dtype=torch.uint8))
+
+    outer = measure_peak(run, resident=[])
+    assert inner == [2**18]
+    assert outer.peak_bytes == 2**20 + 2**18
+    assert outer.live_bytes[-1] == 2**19

@@ -123,8 +123,9 @@ def profile(
     seed: options.Seed = 0,
     pairs: Annotated[int, typer.Option(metavar="N", min=1, help="How many planned and eager steps to time.")] = 5,
     eager: Annotated[
-        bool, typer.Option("--eager/--no-eager", help="Run eager steps too; without, where they do not fit.")
-    ] = True,
+        bool | None,
+        typer.Option("--eager/--no-eager", help="Run eager steps too; by default only where they fit the budget."),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """The command; what it does is said in PROFILE_HELP."""

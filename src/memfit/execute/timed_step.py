@@ -109,7 +109,7 @@ class TimedStep:
             _torch.no_modes(),
             torch.no_grad(),
             torch.autocast("cuda" if self._cuda else "cpu", enabled=False),
-            torch.random.fork_rng(sorted(device.index for device in self._cuda)),
+            _generators_kept(sorted(device.index for device in self._cuda)),
         ):
             yield
 
@@ -144,6 +144,17 @@ class TimedStep:
             (self.equal if are_equal else self.unequal).add(variant)
 
 
+@contextlib.contextmanager
+def _generators_kept(cuda: Sequence[int]) -> Iterator[None]:
+    """Put generators back at the end; the state of the CPU's is kept outside of the memory of tensors."""
+    state = bytearray(torch.get_rng_state().numpy().tobytes())
+    try:
+        with torch.random.fork_rng(cuda) if cuda else contextlib.nullcontext():
+            yield
+    finally:
+        torch.set_rng_state(torch.frombuffer(state, dtype=torch.uint8))
+
+
 def _rebuilt(builder: ProgramBuilder, module: fx.GraphModule, program: Program) -> fx.GraphModule:
     """The graph of a program, whose results nobody holds."""
     builder.run(program.forward, [])
@@ -169,6 +180,7 @@ class _ExtraBuilder(ProgramBuilder):
         self._limit = limit
         self._record = compare
         self._live_bytes = limit.external_bytes + self._size(graph.resident)
+        self._forms_bytes = 0  # of smaller forms that an extra run has made for itself
         self._sampled: Counter[tuple[str, bool]] = Counter()
         self._compared: Counter[str] = Counter()
         own = {each.outputs[0]: index for index, each in enumerate(graph.operations) if each.outputs}
@@ -226,7 +238,10 @@ class _ExtraBuilder(ProgramBuilder):
         made: list[tuple[int, fx.Node]] = []
         if own is None or self._phase is not operation.phase:
             return made
-        held_bytes = self._size(operation.outputs) + self._limit.workspace(running.operation)
+        held_bytes = self._size(operation.outputs) * (
+            operation.phase is Phase.BACKWARD
+        )  # the own ones, if yet to be made
+        held_bytes += self._limit.workspace(running.operation)
         for number in (own, *self._variants.get(own, ())):
             each = self._ir.operation(number)
             if number == running.operation or each.random:
@@ -238,6 +253,7 @@ class _ExtraBuilder(ProgramBuilder):
                 node = self._extra(number, in_place=in_place)
                 if node is not None and unproven and self._fits(held_bytes + self._size(each.outputs)):
                     made.append((number, node))
+                    held_bytes += self._size(each.outputs)
                     self._compared[each.signature] += 1
                     unproven = False
         return made
@@ -256,14 +272,18 @@ class _ExtraBuilder(ProgramBuilder):
         operation = self._ir.operation(index)
         node = self._values.node(operation)
         copied = (operation.may_overwrite,) if in_place and operation.may_overwrite is not None else ()
-        needed_bytes = self._size(operation.outputs) * (not in_place) + self._size(copied)
-        if not self._fits(needed_bytes + self._limit.workspace(index)):
+        # The workspace is that of a run into new memory, which a run in place may exceed by as much as it would make.
+        needed_bytes = self._size(operation.outputs) + self._size(copied) + self._limit.workspace(index)
+        if not self._fits(needed_bytes) or (in_place and in_place_form(node.target) is None):
             return None
-        if in_place and in_place_form(node.target) is None:
-            return None
+        forms_bytes, self._forms_bytes = self._forms_bytes, 0
         try:
             args, kwargs = fx.node.map_arg((node.args, dict(node.kwargs)), self._fetch_or_make)
         except ExecutionError:
+            return None
+        finally:
+            made_bytes, self._forms_bytes = self._forms_bytes, forms_bytes
+        if not self._fits(made_bytes + needed_bytes):
             return None
         call = self._call(node.target, args, kwargs, node)
         call.meta.update({OVERWRITES: in_place, _EXTRA: (index, in_place), _COPIES: in_place})
@@ -275,9 +295,11 @@ class _ExtraBuilder(ProgramBuilder):
         try:
             return self._fetch(node)
         except ExecutionError:
-            made = self._extra(self._form_of[node.name]) if node.name in self._form_of else None
-            if made is None:
+            form = self._form_of.get(node.name)
+            made = None if form is None else self._extra(form)
+            if form is None or made is None:
                 raise
+            self._forms_bytes += self._size(self._ir.operation(form).outputs)
             return made
 
     def _compare(self, variant: int, made: fx.Node, call: fx.Node | None) -> None:

@@ -27,6 +27,7 @@ from memfit.measure import signature as signatures
 from memfit.measure.available import available
 from memfit.measure.cost import CostCache, OperatorCost
 from memfit.ops.calls import faithful_call
+from memfit.ops.registry import is_lean_function
 from memfit.tensors import storage_key, tensors_in
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,22 @@ _TIMED_RUNS = 3
 _CACHE_FILLER_BYTES = 64 * 2**20
 _LARGEST_SHARE = 0.5  # of the memory that is free: a probe never takes more
 _UNKNOWN_SHARE = 1.0  # of what a call reads and makes: its workspace, if no call of its operator was seen
+_LEAN_SHARE = 0.3  # the same of lean operators, which work chunk by chunk
+_RESULTS_ALONE = (  # beginnings of names
+    "aten._softmax",
+    "aten._log_softmax",
+    "aten.native_layer_norm",
+    "aten.native_batch_norm",
+    "aten._native_batch_norm",
+    "aten.embedding",
+    "aten.cat.",
+    "aten.sum.",
+    "aten.mean.",
+    "aten.clone.",
+    "aten.nll_loss",
+    "aten.max_pool2d",
+    "aten.avg_pool2d",
+)
 _FEWER = 8  # times as few rows has a call that is run to learn about one that does not fit
 _BATCH = 32  # probes in one recording
 _END = "end"
@@ -96,14 +113,12 @@ def _probe_all(
 def _learn_from_smaller(too_big: Sequence[str], room: "_Room") -> bool:
     """Run calls on fewer rows of operators of which nothing is known; whether something was learned."""
     unknown = {signatures.operator_name(each): each for each in reversed(too_big) if not room.knows(each)}
-    for name in unknown:
-        smaller = [each for each in signatures.with_fewer_rows(unknown[name], _FEWER) if room.fits(each)]
-        for signature in smaller:
-            seen: dict[str, OperatorCost] = {}
-            _probe_batch([signature], room, seen, None, timed=False)
-            if seen:
-                break
-        else:
+    for name, signature in unknown.items():
+        smaller = signatures.with_fewer_rows(signature, _FEWER)
+        seen: dict[str, OperatorCost] = {}
+        if smaller is not None and room.fits(smaller):
+            _probe_batch([smaller], room, seen, None, timed=False)
+        if not seen:
             room.give_up(name)
     return bool(unknown)
 
@@ -135,13 +150,13 @@ class _Room:
         return signatures.operator_name(signature) in self._shares
 
     def give_up(self, name: str) -> None:
-        """Believe no operator of this name to take little."""
-        self._shares.setdefault(name, _UNKNOWN_SHARE)
+        """Go on without having seen an operator of this name."""
+        self._shares.setdefault(name, _unknown_share(name))
 
     def bound_bytes(self, signature: str) -> int:
         """A workspace that is not expected to be exceeded."""
-        share = self._shares.get(signatures.operator_name(signature), _UNKNOWN_SHARE)
-        return int(share * self.call_bytes(signature))
+        name = signatures.operator_name(signature)
+        return int(self._shares.get(name, _unknown_share(name)) * self.call_bytes(signature))
 
     def bounded(self, signature: str) -> OperatorCost:
         """The cost of a call that is not run."""
@@ -152,6 +167,14 @@ class _Room:
         made_bytes = self._made_bytes.get(signature, sum(signatures.argument_bytes(signature)))
         read_bytes = signatures.decoded_bytes(signature)
         return read_bytes + made_bytes + self.bound_bytes(signature) <= self._room_bytes
+
+
+def _unknown_share(name: str) -> float:
+    """How much of what a call reads and makes its workspace may be, before a call of the operator was seen."""
+    operator = signatures.known_operator(name)
+    if torch.Tag.pointwise in getattr(operator, "tags", ()) or name.startswith(_RESULTS_ALONE):
+        return 0.0
+    return _LEAN_SHARE if is_lean_function(operator) else _UNKNOWN_SHARE
 
 
 def _probe_batch(

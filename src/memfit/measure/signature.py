@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from memfit.ops.registry import find_function, name_of
+from memfit.ops.registry import find_function, is_lean_function, name_of
 
 _NOT_COMPILED = "!"
 _TENSOR, _DTYPE, _LAYOUT, _FORMAT, _DEVICE = "tensor", "dtype", "layout", "memory_format", "device"
@@ -49,19 +49,28 @@ def with_channels_last(signature: str, places: Sequence[int]) -> str:
     return json.dumps([name, args, kwargs], separators=(",", ":"))
 
 
-def with_fewer_rows(signature: str, times: int) -> Iterator[str]:
-    """Describe calls whose first tensor has as many times fewer rows: all others of as many rows too, or it alone."""
-    call = json.loads(signature)
-    shapes = [content[1] for content in _tensors(call[1:])]
-    rows = shapes[0][0] if shapes and shapes[0] else 0
-    if rows <= 1:
-        return
-    for alike in ([shape for shape in shapes if shape and shape[0] == rows], shapes[:1]):
-        for shape in alike:
-            shape[0] = max(1, rows // times)
-        yield json.dumps(call, separators=(",", ":"))
-        for shape in alike:
-            shape[0] = rows
+def with_fewer_rows(signature: str, times: int) -> str | None:
+    """Describe a call on as many times fewer rows; None if it is not known how, or there is one row only.
+
+    Only for operators that check the shapes they are given: others may read beyond the end of an argument.
+    """
+    name, args, kwargs = json.loads(signature)
+    contents = [args[place][_TENSOR] for place in _ROW_ARGUMENTS.get(name, ())]
+    rows = {shape[0] for _, shape, _, _ in contents if shape}
+    if len(rows) != 1 or rows == {1}:
+        return None
+    for _, shape, _, _ in contents:
+        shape[0] = max(1, shape[0] // times)
+    return json.dumps([name, args, kwargs], separators=(",", ":"))
+
+
+_ROW_ARGUMENTS = {  # places of the arguments that have a row a sample
+    "aten.mm.default": (0,),
+    "aten.addmm.default": (1,),
+    "aten.bmm.default": (0, 1),
+    "aten.convolution.default": (0,),
+    "aten.convolution_backward.default": (0, 1),
+}
 
 
 def operator_name(signature: str) -> str:
@@ -78,7 +87,7 @@ def argument_bytes(signature: str) -> list[int]:
 def decoded_bytes(signature: str) -> int:
     """Return the bytes that `decode` takes with `shares_memory`."""
     name, args, kwargs = json.loads(signature)
-    if _only_reads(_known_operator(name)):
+    if _only_reads(known_operator(name)):
         return sum(_shared_bytes(args, kwargs).values())
     return sum(_bytes(*content) for content in _tensors([args, kwargs]))
 
@@ -171,7 +180,8 @@ def _element_count(shape: Sequence[int], stride: Sequence[int]) -> int:
     return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
 
 
-def _known_operator(name: str) -> Any:
+def known_operator(name: str) -> Any:
+    """Return the operator of a name; None if this torch does not have it."""
     try:
         return find_operator(name)
     except (AttributeError, ValueError):  # one that this torch does not have: it will not be run
@@ -180,6 +190,8 @@ def _known_operator(name: str) -> Any:
 
 def _only_reads(operator: Any) -> bool:
     """Whether an operator is known to write into none of its arguments."""
+    if is_lean_function(operator):
+        return True
     schema = getattr(operator, "_schema", None)
     return schema is not None and not schema.is_mutable
 

@@ -72,3 +72,13 @@ def find_lean_operator(name: str) -> LeanOperator:
 def chosen(techniques: Collection[str]) -> tuple[LeanOperator, ...]:
     """The lean operators that these techniques switch on; names of other techniques switch on none."""
     return tuple(operator for operator in LEAN_OPERATORS if operator.technique in techniques)
+
+
+def is_lean_function(target: Any) -> bool:
+    """Whether this is a function of a lean operator in the form that writes into none of its arguments."""
+    return callable(target) and target in _READING
+
+
+_READING = {function for function in _FUNCTIONS.values() if not function.__name__.endswith("_")} - set(
+    _IN_PLACE.values()
+)

@@ -77,7 +77,12 @@ class Profile:
             f"{self.model}: peak {format_bytes(self.peak_bytes)} (predicted {format_bytes(self.predicted_peak_bytes)}, "
             f"{error:+.2%}{eager})"
         ]
-        if self.slowdown is not None:
+        if self.slowdown is None:
+            lines.append(
+                f"  {self.step_s:.3f} s a step; no eager step was run beside it, which would be over the budget "
+                f"(predicted {self.predicted_slowdown:+.1%}); eager=True runs it all the same"
+            )
+        else:
             lines.append(
                 f"  time {self.slowdown:+.1%} against eager (predicted {self.predicted_slowdown:+.1%}), "
                 f"median of {self.pairs} pairs, {self.step_s:.3f} s a step"
@@ -102,15 +107,17 @@ def profile(
     sample: Any,
     *,
     pairs: int = 5,
-    eager: bool = True,
+    eager: bool | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Profile:
     """Run planned and eager steps in turns and measure; the model stays as it is.
 
     Ctrl-C between the first pair and the last gives what was measured until then.
-    `eager=False` runs planned steps alone, where the eager step does not fit. The optimizer's step is not run; what
-    it keeps is counted as the plan counts it.
+    Eager steps are run where they fit the plan's budget; `eager=True` runs them wherever the machine can, `eager=False`
+    never does. The optimizer's step is not run; what it keeps is counted as the plan counts it.
     """
+    if eager is None:
+        eager = plan.budget_bytes is None or plan.unplanned_peak_bytes <= plan.budget_bytes
     if pairs < 1:
         raise InvalidInput(f"at least one pair of steps is needed, {pairs} was given")
     example = Sample.of(sample)

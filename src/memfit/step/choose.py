@@ -39,7 +39,7 @@ from memfit.step.policy import StepPolicy
 from memfit.step.update_cost import UpdateCost, update_cost
 from memfit.step.ways import counts, precisions, way_of, ways_to_update
 from memfit.step.wishes import AUTOCASTS, Wishes
-from memfit.units import format_bytes
+from memfit.units import format_bytes, parse_bytes
 
 _WORTH_A_SEARCH = 0.99  # a plan of what fits as it is must promise to be this much faster
 _LONGEST_SEARCH_S = 4.0
@@ -189,8 +189,15 @@ class _Search:
     def _update_cost(self, policy: StepPolicy) -> UpdateCost:
         key = policy.is_updated_in_parts, policy.state_tier
         if key not in self._costs:
-            self._costs[key] = update_cost(self._optimizer, policy)
+            self._costs[key] = update_cost(self._optimizer, policy, self._room_bytes())
         return self._costs[key]
+
+    def _room_bytes(self) -> int | None:
+        """What is left of the budget beside model and optimizer, as far as that is known."""
+        limit = self._wishes.budget if isinstance(self._wishes.budget, str | int) else self._ledger.limit_bytes
+        if limit is None:
+            return None
+        return max(0, parse_bytes(limit) - held_bytes([self._captures.subject, self._optimizer]))
 
     def _sample_us(self, policy: StepPolicy, piece_us: float, update: UpdateCost) -> float:
         updates = update.time_us / policy.accumulate

@@ -47,12 +47,18 @@ class UpdateCost:
     carried_bytes: int = 0  # between the updates of two parameters: what is read ahead and what is written back
 
 
-def update_cost(optimizer: Optimizer, policy: StepPolicy) -> UpdateCost:
-    """Measure an update as a policy wants it. Neither the optimizer nor its parameters change."""
+def update_cost(optimizer: Optimizer, policy: StepPolicy, room_bytes: int | None = None) -> UpdateCost:
+    """Measure an update as a policy wants it. Neither the optimizer nor its parameters change.
+
+    `room_bytes` is what is left of a budget: what fills the cache between two updates takes no more.
+    """
     trained = [each for each in parameters_of(optimizer) if each.requires_grad]
     memory = optimizer_memory(optimizer, trained, for_cuda=trained[0].is_cuda)
     elements = sum(each.numel() for each in trained)
-    with _StandIn(optimizer, policy, trained) as big, _StandIn(optimizer, policy, trained, smallest=True) as small:
+    with (
+        _StandIn(optimizer, policy, trained, room_bytes=room_bytes) as big,
+        _StandIn(optimizer, policy, trained, smallest=True) as small,
+    ):
         call_us = small.time_us() / len(small.parameters)
         element_us = max(0.0, big.time_us(cold=True) - call_us * len(big.parameters)) / big.elements
         time_us = len(trained) * call_us + elements * element_us
@@ -73,8 +79,15 @@ class _StandIn:
     """An optimizer like the given one with two parameters of its own: one is read ahead while the other is updated."""
 
     def __init__(
-        self, optimizer: Optimizer, policy: StepPolicy, trained: Sequence[nn.Parameter], *, smallest: bool = False
+        self,
+        optimizer: Optimizer,
+        policy: StepPolicy,
+        trained: Sequence[nn.Parameter],
+        *,
+        smallest: bool = False,
+        room_bytes: int | None = None,  # that is left of a budget
     ) -> None:
+        self._cache_bytes = _CACHE_BYTES if room_bytes is None else max(0, min(_CACHE_BYTES, room_bytes // 2))
         originals = _largest_neighbours(trained, parts.LARGEST_PART if is_elementwise(optimizer) else None)
         self.parameters = [_parameter_like(each, optimizer, smallest=smallest) for each in originals]
         self.elements = sum(each.numel() for each in self.parameters)
@@ -103,7 +116,7 @@ class _StandIn:
 
     def time_us(self, *, cold: bool = False) -> float:
         """What a quarter of several stay below: others on the machine make some slower and none faster."""
-        others = torch.zeros(_CACHE_BYTES if cold else 0, dtype=torch.uint8, device=self._device)
+        others = torch.zeros(self._cache_bytes if cold else 0, dtype=torch.uint8, device=self._device)
         times = []
         for _ in range(_REPEATS):
             others.add_(1)  # see Note [Cold]
