@@ -23,6 +23,10 @@ Note [Segments]
     the profiler stops and starts again, and all recorders that are active get what it saw until then. The marks of one
     recorder are seen by those around it.
 
+Note [Not while tracing]
+    The profiler crashes now and then if it runs while AOTAutograd traces a step with a Transformer. A trace allocates
+    nothing but small constants, so recordings pause meanwhile.
+
 Note [Released elsewhere]
     A collective on CPU copies its input on the calling thread. Whichever thread lets go of the copy last releases it,
     and the profiler does not see the thread of the backend. So an allocation inside a collective whose address is never
@@ -129,6 +133,16 @@ class MemoryRecorder:
         if seen.collectives:
             events += _released_elsewhere(seen)
         return [(label, change_bytes) for _, label, change_bytes in sorted(events, key=lambda event: event[0])]
+
+    @classmethod
+    @contextlib.contextmanager
+    def paused(cls) -> Iterator[None]:
+        """Record nothing for a while, see Note [Not while tracing]."""
+        cls._end_segment()
+        try:
+            yield
+        finally:
+            cls._begin_segment()
 
     @classmethod
     def _begin_segment(cls) -> None:

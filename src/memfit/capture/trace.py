@@ -15,6 +15,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit._memory_events import MemoryRecorder
 from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.diagnose import explain
 from memfit.capture.layout import ChannelsLast, lies_channels_last
@@ -110,7 +111,12 @@ def _export(stack: contextlib.ExitStack, subject: "_Subject", sample: Sample) ->
 def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sample, *, last_try: bool = False) -> Joint:
     try:
         # Closed on any error, also on Ctrl-C: a half-finished trace leaves fake modes behind.
-        with torch.enable_grad(), warnings.catch_warnings(), contextlib.ExitStack() as attempt:
+        with (
+            MemoryRecorder.paused(),
+            torch.enable_grad(),
+            warnings.catch_warnings(),
+            contextlib.ExitStack() as attempt,
+        ):
             # Autograd's own account of a failure; ours follows.
             warnings.filterwarnings("ignore", message="Error detected in")
             with autocast(subject.autocast, enabled=False):  # see Note [Backward outside autocast] in `autocast.py`
