@@ -1,5 +1,6 @@
 """From a captured step with its costs to a plan."""
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -129,7 +130,7 @@ class StepPlanner:
 
     def _solved(self, recipe: Recipe, time_limit_s: float | None) -> tuple[Solution, int | None]:
         """Solve with costs that hold for what the solution runs: its kernels are compiled and measured."""
-        solution, limit = solve(self.planner, self.prepared, recipe, time_limit_s)
+        solution, limit = self._found(recipe, time_limit_s)
         for _ in range(_MOST_CORRECTIONS):
             corrected = with_compiled_costs(self._model, self.prepared, self._program(solution))
             if corrected is None:
@@ -137,9 +138,16 @@ class StepPlanner:
             self._use(corrected, recipe, solution)
             if not self._is_within(limit, solution):
                 self._measure_all_kernels(recipe, solution)
-                solution, limit = solve(self.planner, self.prepared, recipe, time_limit_s)
+                solution, limit = self._found(recipe, time_limit_s)
         self._believe(recipe, solution, limit)
         return solution, limit
+
+    def _found(self, recipe: Recipe, time_limit_s: float | None) -> tuple[Solution, int | None]:
+        """Search for some seconds; for all there are before a budget is refused."""
+        if time_limit_s is not None:
+            with contextlib.suppress(InfeasibleBudget):
+                return solve(self.planner, self.prepared, recipe, time_limit_s)
+        return solve(self.planner, self.prepared, recipe)
 
     def _times(self, recipe: Recipe, solution: Solution, limit: int | None) -> bool:
         """Run a solution with a clock, if there is something to learn from it; whether something was learned."""

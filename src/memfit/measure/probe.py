@@ -37,20 +37,20 @@ _CACHE_FILLER_BYTES = 64 * 2**20
 _LARGEST_SHARE = 0.5  # of the memory that is free: a probe never takes more
 _UNKNOWN_SHARE = 1.0  # of what a call reads and makes: its workspace, if no call of its operator was seen
 _LEAN_SHARE = 0.3  # the same of lean operators, which work chunk by chunk
-_RESULTS_ALONE = (  # beginnings of names
-    "aten._softmax",
-    "aten._log_softmax",
-    "aten.native_layer_norm",
-    "aten.native_batch_norm",
-    "aten._native_batch_norm",
-    "aten.embedding",
-    "aten.cat.",
-    "aten.sum.",
-    "aten.mean.",
-    "aten.clone.",
-    "aten.nll_loss",
-    "aten.max_pool2d",
-    "aten.avg_pool2d",
+_WITH_WORKSPACES = (  # parts of names of torch's operators that may allocate much beside what they return
+    "attention",
+    "conv",
+    "fft",
+    "gru",
+    "index",
+    "linalg",
+    "lstm",
+    "mm",
+    "rnn",
+    "scatter",
+    "sort",
+    "topk",
+    "unique",
 )
 _FEWER = 8  # times as few rows has a call that is run to learn about one that does not fit
 _BATCH = 32  # probes in one recording
@@ -134,6 +134,7 @@ class _Room:
     def __init__(self, room_bytes: int, made_bytes: Mapping[str, int]) -> None:
         self._room_bytes = room_bytes
         self._made_bytes = made_bytes
+        self._not_seen: set[str] = set()  # operators of which no call fits
         self._shares: dict[str, float] = {}  # by operator: the largest workspace to what a call reads and makes
 
     def call_bytes(self, signature: str) -> int:
@@ -147,16 +148,21 @@ class _Room:
 
     def knows(self, signature: str) -> bool:
         """Whether a call of the same operator was seen, or cannot be."""
-        return signatures.operator_name(signature) in self._shares
+        name = signatures.operator_name(signature)
+        return name in self._shares or name in self._not_seen
 
     def give_up(self, name: str) -> None:
         """Go on without having seen an operator of this name."""
-        self._shares.setdefault(name, _unknown_share(name))
+        self._not_seen.add(name)
 
-    def bound_bytes(self, signature: str) -> int:
-        """A workspace that is not expected to be exceeded."""
+    def guess_bytes(self, signature: str) -> int:
+        """A workspace that is expected of a call before it runs."""
         name = signatures.operator_name(signature)
         return int(self._shares.get(name, _unknown_share(name)) * self.call_bytes(signature))
+
+    def bound_bytes(self, signature: str) -> int:
+        """A workspace that is not expected to be exceeded by a call that does not run."""
+        return int(self._shares.get(signatures.operator_name(signature), _UNKNOWN_SHARE) * self.call_bytes(signature))
 
     def bounded(self, signature: str) -> OperatorCost:
         """The cost of a call that is not run."""
@@ -166,15 +172,14 @@ class _Room:
     def fits(self, signature: str) -> bool:
         made_bytes = self._made_bytes.get(signature, sum(signatures.argument_bytes(signature)))
         read_bytes = signatures.decoded_bytes(signature)
-        return read_bytes + made_bytes + self.bound_bytes(signature) <= self._room_bytes
+        return read_bytes + made_bytes + self.guess_bytes(signature) <= self._room_bytes
 
 
 def _unknown_share(name: str) -> float:
     """How much of what a call reads and makes its workspace may be, before a call of the operator was seen."""
-    operator = signatures.known_operator(name)
-    if torch.Tag.pointwise in getattr(operator, "tags", ()) or name.startswith(_RESULTS_ALONE):
+    if name.startswith("aten.") and not any(part in name for part in _WITH_WORKSPACES):
         return 0.0
-    return _LEAN_SHARE if is_lean_function(operator) else _UNKNOWN_SHARE
+    return _LEAN_SHARE if is_lean_function(signatures.known_operator(name)) else _UNKNOWN_SHARE
 
 
 def _probe_batch(
