@@ -8,8 +8,8 @@
 For each model a process plans for the middle between the smallest plan's peak and the unplanned one, and predicts the
 peak of a process that trains by that plan and of one that trains plainly. Others then train three steps with SGD and
 momentum: without a limit, to see the high-water mark of each, and under `RLIMIT_DATA`, set to what the process has
-before the model is built and 1.05 times what is predicted for the plan. There the plain step should fail and the
-planned one succeed.
+before the model is built and 1.05 times what is predicted to be mapped for the plan. There the plain step should fail
+and the planned one succeed.
 """
 
 import argparse
@@ -54,6 +54,8 @@ class Prediction:
     unplanned_bytes: int
     planned_process_bytes: int
     unplanned_process_bytes: int
+    planned_mapped_bytes: int  # what `RLIMIT_DATA` counts
+    unplanned_mapped_bytes: int
     parts: dict[str, int]  # of the planned process
 
 
@@ -112,7 +114,7 @@ def _measured(name: str, options: argparse.Namespace) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         plan = ["--plan", str(Path(folder, "plan.json"))]
         prediction = Prediction(**_child(["--predict", name, *plan]))
-        limit = ["--limit", str(int(MARGIN * prediction.planned_process_bytes))]
+        limit = ["--limit", str(int(MARGIN * prediction.planned_mapped_bytes))]
         by_plan = ["--fit-budget", str(prediction.planned_bytes)] if options.fit else plan
         return Row(
             case=name,
@@ -177,6 +179,8 @@ def _predict(case: Case, path: Path) -> Prediction:
         unplanned_bytes=plan.unplanned_peak_bytes,
         planned_process_bytes=by_plan.peak_bytes,
         unplanned_process_bytes=eager.peak_bytes,
+        planned_mapped_bytes=by_plan.mapped_bytes,
+        unplanned_mapped_bytes=eager.mapped_bytes,
         parts=dict(by_plan.parts),
     )
 

@@ -24,7 +24,7 @@ from memfit.api import apply, plan
 from memfit.malloc import release_freed_memory
 from memfit.measure.process import RuntimeMemory
 from memfit.measure.process_probe import warm_up
-from memfit.measure.process_status import resident_bytes
+from memfit.measure.process_status import resident_bytes, status_bytes
 from memfit.plan.plan import Plan
 
 _SHORT, _LONG = 4, 44  # blocks of the models
@@ -46,10 +46,10 @@ def main() -> None:
 
 def measured(folder: Path) -> RuntimeMemory:
     """Train eager, then a short and a long model by the plans in a folder."""
-    rest_bytes = _settled_bytes()
+    rest_bytes, mapped_bytes = _settled_bytes(), status_bytes("VmData")
     warm_up()
-    eager_bytes = _settled_bytes() - rest_bytes
-    models, sizes, counts = [], [], []
+    eager_bytes, eager_mapped_bytes = _settled_bytes() - rest_bytes, status_bytes("VmData") - mapped_bytes
+    models, sizes, mapped, counts = [], [], [], []
     for blocks in (_SHORT, _LONG):
         made = Plan.load(_path(folder, blocks))
         assert made.step is not None
@@ -58,11 +58,14 @@ def measured(folder: Path) -> RuntimeMemory:
         models.append(_trained(blocks, made))  # all of them live on
         del made, graph
         sizes.append(_settled_bytes() - rest_bytes)
+        mapped.append(status_bytes("VmData") - mapped_bytes)
     operation_bytes = max(0, sizes[1] - sizes[0]) // counts[1]
     return RuntimeMemory(
         eager_bytes=max(0, eager_bytes),
         planned_bytes=max(0, sizes[0] - counts[0] * operation_bytes),
         operation_bytes=operation_bytes,
+        eager_mapped_bytes=max(0, eager_mapped_bytes),
+        planned_mapped_bytes=max(0, mapped[0] - counts[0] * operation_bytes),
     )
 
 

@@ -24,8 +24,16 @@ from memfit.measure.signature import encode
 
 MIB = 2**20
 PAGE = 4096
-NO_RUNTIME = RuntimeMemory(eager_bytes=0, planned_bytes=0, operation_bytes=0)
-RUNTIME = RuntimeMemory(eager_bytes=20 * MIB, planned_bytes=30 * MIB, operation_bytes=1000)
+NO_RUNTIME = RuntimeMemory(
+    eager_bytes=0, planned_bytes=0, operation_bytes=0, eager_mapped_bytes=0, planned_mapped_bytes=0
+)
+RUNTIME = RuntimeMemory(
+    eager_bytes=20 * MIB,
+    planned_bytes=30 * MIB,
+    operation_bytes=1000,
+    eager_mapped_bytes=5 * MIB,
+    planned_mapped_bytes=7 * MIB,
+)
 
 
 def storage(name: str, size_bytes: int, kind: Kind = Kind.ACTIVATION) -> Storage:
@@ -136,6 +144,18 @@ def test_the_optimizer_has_its_moment() -> None:
 def test_the_runtime_of_a_plan_grows_with_its_graph() -> None:
     assert peak(runtime=RUNTIME).parts["runtime"] == 20 * MIB
     assert peak(runtime=RUNTIME, planned=True).parts["runtime"] == 30 * MIB + 2 * 1000
+
+
+def test_pages_that_nobody_writes_to_are_mapped() -> None:
+    unwritten = with_first(written_bytes=0, rise_bytes=0)
+    assert peak(unwritten).peak_bytes < peak().peak_bytes
+    assert peak(unwritten).mapped_bytes == peak().mapped_bytes == peak().peak_bytes
+    assert peak(workspaces=(20 * MIB, 0)).mapped_bytes == 32 * MIB + 2 * PAGE
+
+
+def test_the_runtime_is_mapped_in_another_measure() -> None:
+    assert peak(runtime=RUNTIME).mapped_bytes == peak().mapped_bytes + 5 * MIB
+    assert peak(runtime=RUNTIME, planned=True).mapped_bytes == peak().mapped_bytes + 7 * MIB + 2 * 1000
 
 
 def test_signatures_are_those_of_a_program_once_each() -> None:

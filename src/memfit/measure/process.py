@@ -11,6 +11,10 @@ Note [Never too little]
     An operator that could not be probed counts with an upper bound: as much again as it reads and makes, which is what
     a library takes that reorders every argument. Kernels that were compiled for this process cannot be probed in
     another; they take all memory from torch, so nothing is added for them.
+
+Note [Mapped bytes]
+    `RLIMIT_DATA` counts what a process has mapped for itself: pages that nobody writes to and the stacks of threads
+    count, code does not. A cgroup counts what is in memory. So there are two figures of one process.
 """
 
 import dataclasses
@@ -57,14 +61,17 @@ class RuntimeMemory:
     eager_bytes: int
     planned_bytes: int  # the same of a model that runs by a plan
     operation_bytes: int  # for every operation of a captured graph
+    eager_mapped_bytes: int  # the same as mapped, see Note [Mapped bytes]
+    planned_mapped_bytes: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProcessPeak:
     """What a process needs beyond what it had before the model was built."""
 
-    peak_bytes: int
+    peak_bytes: int  # in memory
     parts: Mapping[str, int]  # of the peak: "tensors", "libraries", "heap", "runtime"
+    mapped_bytes: int  # what `RLIMIT_DATA` has to leave, see Note [Mapped bytes]
 
 
 def process_peak(
@@ -86,20 +93,24 @@ def process_peak(
     """
     operators = operator_memory(signatures_of(graph, program)) if operators is None else operators
     runtime = runtime_memory() if runtime is None else runtime
-    walk = _Walk(graph, operators, workspace_bytes)
-    walk.step(program, optimizer or OptimizerMemory())
-    retained_bytes = sum(
-        operators[signature].retained_bytes for signature in signatures_of(graph, program) if signature in operators
-    )
-    count = len(graph.operations) + len(graph.alternatives)
-    runtime_bytes = runtime.planned_bytes + count * runtime.operation_bytes if planned else runtime.eager_bytes
+    optimizer = optimizer or OptimizerMemory()
+    called = [operators[signature] for signature in signatures_of(graph, program) if signature in operators]
+    retained_bytes = sum(each.retained_bytes for each in called)
+    captured_bytes = (len(graph.operations) + len(graph.alternatives)) * runtime.operation_bytes if planned else 0
+    written = _Walk(graph, operators, workspace_bytes, mapped=False).step(program, optimizer)
+    mapped = _Walk(graph, operators, workspace_bytes, mapped=True).step(program, optimizer)
     parts = {
-        "tensors": walk.tensor_bytes,
-        "libraries": walk.library_bytes + retained_bytes,
-        "heap": walk.heap_bytes,
-        "runtime": runtime_bytes,
+        "tensors": written.tensor_bytes,
+        "libraries": written.library_bytes + retained_bytes,
+        "heap": written.heap_bytes,
+        "runtime": captured_bytes + (runtime.planned_bytes if planned else runtime.eager_bytes),
     }
-    return ProcessPeak(peak_bytes=sum(parts.values()), parts=parts)
+    own_bytes = captured_bytes + (runtime.planned_mapped_bytes if planned else runtime.eager_mapped_bytes)
+    return ProcessPeak(
+        peak_bytes=sum(parts.values()),
+        parts=parts,
+        mapped_bytes=mapped.tensor_bytes + mapped.library_bytes + mapped.heap_bytes + retained_bytes + own_bytes,
+    )
 
 
 def can_be_measured(device: str) -> bool:
@@ -114,17 +125,19 @@ def signatures_of(graph: Graph, program: Program) -> list[str]:
 
 
 class _Walk:
-    """A step that is walked with the pages that are in memory, to its peak."""
+    """A step that is walked to its peak, with the pages that are in memory or with all that are mapped."""
 
-    def __init__(self, graph: Graph, operators: Mapping[str, OperatorMemory], workspaces: Sequence[int]) -> None:
+    def __init__(
+        self, graph: Graph, operators: Mapping[str, OperatorMemory], workspaces: Sequence[int], *, mapped: bool
+    ) -> None:
         self.tensor_bytes = self.library_bytes = self.heap_bytes = 0  # at the peak
-        self._graph, self._operators, self._workspaces = graph, operators, workspaces
+        self._graph, self._operators, self._workspaces, self._mapped = graph, operators, workspaces, mapped
         self._resident = [each.size_bytes for each in graph.storages]
         self._big_bytes = self._small_bytes = self._most_small_bytes = 0
-        for operation in (*graph.alternatives, *graph.operations):
+        for operation in () if mapped else (*graph.alternatives, *graph.operations):
             self._leave_out_unwritten(operation)
 
-    def step(self, program: Program, optimizer: OptimizerMemory) -> None:
+    def step(self, program: Program, optimizer: OptimizerMemory) -> "_Walk":
         for storage in self._graph.resident:
             self._allocate(storage)
         runs = [each.operation for each in (*program.forward, *program.backward) if isinstance(each, Compute)]
@@ -138,6 +151,7 @@ class _Walk:
         self._run(program.backward)
         self._look(optimizer.workspace_bytes, 0)
         self.heap_bytes += self._most_small_bytes  # freed small blocks stay in the heap
+        return self
 
     def _run(self, instructions: Sequence[Instruction]) -> None:
         for instruction in instructions:
@@ -160,7 +174,8 @@ class _Walk:
         if memory is None:  # see Note [Never too little]
             return workspace_bytes, made_bytes + sum(self._resident[index] for index in operation.inputs)
         inside_bytes = max(0, memory.rise_bytes - made_bytes)
-        return min(inside_bytes, workspace_bytes), max(0, inside_bytes - workspace_bytes)
+        in_memory_bytes = workspace_bytes if self._mapped else min(inside_bytes, workspace_bytes)
+        return in_memory_bytes, max(0, inside_bytes - workspace_bytes)
 
     def _look(self, workspace_bytes: int, library_bytes: int) -> None:
         """Remember the highest moment."""
