@@ -7,8 +7,8 @@ docs/kernels.md has what that costs; a preallocated arena would win no more than
 Note [Fragmented heap]
     Smaller blocks come from one heap. glibc starts with mappings of their own for blocks above 128 KiB, and raises that
     threshold to the size of each one that is freed, up to 32 MB: after one step most tensors live in the heap. A tensor
-    that is freed there leaves a hole that the next, a little bigger, does not fit into. So a process takes a quarter to
-    a half more than its tensors, by an amount that differs from run to run. With a fixed threshold every big block has
+    that is freed there leaves a hole that the next, a little bigger, does not fit into. So a process takes a sixth to
+    two thirds more than it needs, by an amount that differs from run to run. With a fixed threshold every big block has
     pages of its own, which the system takes back when the block is freed: nothing fragments. docs/kernels.md has what
     was measured.
 """
@@ -42,9 +42,9 @@ def release_freed_memory() -> bool:
     """Return freed memory to the system at once, so that the process takes little more than its tensors.
 
     The opposite of `keep_freed_memory`, for training on a CPU with little memory. Call it once, before the first tensor
-    is made. The process then peaks a few percent above the peak of allocated bytes instead of a quarter to a half
-    above, see Note [Fragmented heap]. The price is time: the system fills fresh pages with zeros for every big tensor,
-    and a step takes 1.2 to 1.7 times as long, up to twice as long where the system has no huge pages to give.
+    is made. The process then peaks a few percent above the peak of allocated bytes instead of a sixth to two
+    thirds above, see Note [Fragmented heap]. The price is time: the system fills fresh pages with zeros for every big
+    tensor. A step takes up to 1.7 times as long, and twice to four times where the system has no huge pages to give.
     torch asks for huge pages only if no tensor was made before this call. The function returns whether it was
     done: that is possible with glibc alone (Linux), and has no effect if another allocator is preloaded. The same
     without a line of code: `MALLOC_MMAP_THRESHOLD_=131072 THP_MEM_ALLOC_ENABLE=1` in the environment.

@@ -54,8 +54,8 @@ GRAPH = Graph(
     held=(2,),
 )
 MEASURED = {
-    '["first"]': OperatorMemory(rise_bytes=8 * MIB, written_bytes=8 * MIB, retained_bytes=0),
-    '["second"]': OperatorMemory(rise_bytes=2 * MIB, written_bytes=2 * MIB, retained_bytes=0),
+    '["first"]': OperatorMemory(rise_bytes=8 * MIB, written_bytes=8 * MIB, retained_bytes=0, retained_mapped_bytes=0),
+    '["second"]': OperatorMemory(rise_bytes=2 * MIB, written_bytes=2 * MIB, retained_bytes=0, retained_mapped_bytes=0),
 }
 
 
@@ -115,7 +115,9 @@ def test_results_that_are_not_written_are_not_in_memory() -> None:
 
 
 def test_what_libraries_keep_counts_all_along() -> None:
-    assert peak(with_first(retained_bytes=3 * MIB)).parts["libraries"] == 3 * MIB
+    found = peak(with_first(retained_bytes=3 * MIB, retained_mapped_bytes=9 * MIB))
+    assert found.parts["libraries"] == 3 * MIB
+    assert found.mapped_bytes == peak().mapped_bytes + 9 * MIB
 
 
 def test_an_operator_that_was_not_measured_counts_with_an_upper_bound() -> None:
@@ -180,8 +182,8 @@ class Children:
         return subprocess.CompletedProcess([], 0, stdout=self.outputs.pop(0), stderr="")
 
 
-LINE = '{"rise_bytes": 3, "written_bytes": 2, "retained_bytes": 1}\n'
-FOUND = OperatorMemory(rise_bytes=3, written_bytes=2, retained_bytes=1)
+LINE = '{"rise_bytes": 3, "written_bytes": 2, "retained_bytes": 1, "retained_mapped_bytes": 4}\n'
+FOUND = OperatorMemory(rise_bytes=3, written_bytes=2, retained_bytes=1, retained_mapped_bytes=4)
 
 
 def test_one_child_measures_many_and_a_later_call_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

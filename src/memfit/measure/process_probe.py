@@ -25,7 +25,7 @@ from memfit.malloc import release_freed_memory
 from memfit.measure import probe
 from memfit.measure import signature as signatures
 from memfit.measure.available import available
-from memfit.measure.process_status import process_rise, resident_bytes
+from memfit.measure.process_status import process_rise, resident_bytes, status_bytes
 from memfit.ops.calls import faithful_call
 from memfit.tensors import tensors_in
 
@@ -52,13 +52,15 @@ def probed(signature: str) -> dict[str, int]:
     with torch.random.fork_rng(), _torch.no_modes(), torch.no_grad():
         if _argument_bytes(signature) > _LARGEST_SHARE * available().free_bytes:
             raise MemoryError("too big to measure here")
-        start_bytes = resident_bytes()
+        start_bytes, start_mapped_bytes = resident_bytes(), status_bytes("VmData")
         risen_bytes, grown_bytes, written_bytes = _called(signature)
         retained_bytes = max(0, resident_bytes() - start_bytes)
+        retained_mapped_bytes = max(0, status_bytes("VmData") - start_mapped_bytes)
     return {
         "rise_bytes": risen_bytes + max(0, grown_bytes - retained_bytes),
         "written_bytes": max(0, written_bytes),
         "retained_bytes": retained_bytes,
+        "retained_mapped_bytes": retained_mapped_bytes,
     }
 
 
