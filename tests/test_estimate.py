@@ -1,5 +1,6 @@
 """What an estimate tells, and what is refused."""
 
+import dataclasses
 import json
 from collections.abc import Callable
 from typing import Any
@@ -245,3 +246,11 @@ def test_on_a_cuda_device_dropout_keeps_one_byte_a_value() -> None:
     ]
     assert "bool" not in masks[0]
     assert "bool" in masks[1]
+
+
+def test_the_peak_of_the_process_is_shown_where_it_is_known(estimate: memfit.Estimate) -> None:
+    assert estimate.process_peak_bytes is None
+    assert "process" not in str(estimate)
+    with_process = dataclasses.replace(estimate, process_peak_bytes=3 * 2**30)
+    assert "3.00 GiB of the process" in str(with_process)
+    assert with_process.to_dict()["process_peak_bytes"] == 3 * 2**30

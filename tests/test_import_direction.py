@@ -87,6 +87,7 @@ MAY_IMPORT = {
     "pipeline": BELOW_CAPTURE | {"plan", "capture", "execute", "describe", "recipe", "prepare"},
     "unplanned": BELOW_CAPTURE | PIPELINE | {"plan", "estimate", "capture", "execute"},
     "remembered": BELOW_CAPTURE | {"plan", "capture", "describe", "recipe"},
+    "runtime_probe": BELOW_API | {"api"},
     "trial": BELOW_CAPTURE | {"capture", "execute", "describe", "recipe"},
     "layout": BELOW_CAPTURE | {"plan", "capture", "describe", "recipe", "prepare", "trial"},
     "ways": BELOW_CAPTURE | {"plan", "recipe"},

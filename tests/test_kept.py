@@ -13,6 +13,7 @@ from memfit.capture import kept_graphs
 from memfit.files import cache_folder, write_atomically
 from memfit.kept import clear, kept
 from memfit.measure.cost import CostCache
+from memfit.measure.process import KnownMemory, ProcessCache
 from memfit.ops.stretch import digest_of
 
 DAY_S = 24 * 60 * 60
@@ -46,6 +47,7 @@ def chained(_: int) -> nn.Module:
 
 def test_what_memfit_writes_is_found(folder) -> None:
     memfit.fit(nn.Sequential(*map(chained, range(4))), torch.ones(64, 8), 0.9, remember=True)  # costs and a plan
+    ProcessCache().save(KnownMemory())
     graph = symbolic_trace(nn.Identity()).graph
     next(iter(graph.nodes)).meta["val"] = torch.ones(2)
     digest = digest_of(graph)
@@ -54,11 +56,12 @@ def test_what_memfit_writes_is_found(folder) -> None:
     written = [path for path in folder.rglob("*") if path.is_file()]
     assert counted(kept()) == {
         "costs of operators": 1,
+        "memory of processes": 1,
         "graphs of stretches": 1,
         "places of kernels": 2,
         "plans": 1,
     }
-    assert len(written) == 5
+    assert len(written) == 6
     assert sum(each.size_bytes for each in kept()) == sum(path.stat().st_size for path in written)
 
 

@@ -45,6 +45,7 @@ PUBLIC_NAMES = [
     "plan",
     "plan_of",
     "profile",
+    "release_freed_memory",
     "remove",
     "report",
     "save",

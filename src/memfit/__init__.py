@@ -21,7 +21,7 @@ from memfit.errors import (
 )
 from memfit.estimate import Estimate
 from memfit.execute.attach import Captures, captures_of, remove
-from memfit.malloc import keep_freed_memory
+from memfit.malloc import keep_freed_memory, release_freed_memory
 from memfit.plan.frontier import Frontier
 from memfit.plan.plan import Plan
 from memfit.prove.check import Check, check
@@ -77,6 +77,7 @@ __all__ = [
     "plan",
     "plan_of",
     "profile",
+    "release_freed_memory",
     "remove",
     "report",
     "save",

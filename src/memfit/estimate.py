@@ -37,6 +37,7 @@ class Estimate:
     parameters: tuple[ParameterCount, ...]
     workspaces_measured: bool  # False: what operators allocate inside is not counted
     notes: tuple[str, ...] = ()  # what a reader should know about these figures
+    process_peak_bytes: int | None = None  # beyond a process without the model, see `measure/process.py`; None: unknown
 
     @property
     def peak_bytes(self) -> int:
@@ -79,6 +80,7 @@ class Estimate:
             "optimizer": self.optimizer,
             "device": self.device,
             "peak_bytes": self.peak_bytes,
+            "process_peak_bytes": self.process_peak_bytes,
             "peak_phase": self.peak_phase,
             "peak_operation": self.timeline.peak.label,
             "peak_module": self.timeline.peak.module,
@@ -98,7 +100,10 @@ class Estimate:
         parts = ", ".join(f"{format_bytes(size)} {kind}" for kind, size in self.by_kind().items())
         step = f"a training step with {self.optimizer}" if self.optimizer else "forward and backward"
         notes = "".join(f"; {note}" for note in self.notes)
-        return f"{self.model} on {self.device}, {step}: peak {format_bytes(self.peak_bytes)} ({parts}){notes}"
+        process = ""
+        if self.process_peak_bytes is not None:
+            process = f", {format_bytes(self.process_peak_bytes)} of the process"
+        return f"{self.model} on {self.device}, {step}: peak {format_bytes(self.peak_bytes)} ({parts}){process}{notes}"
 
     def _repr_html_(self) -> str | None:
         return html_of(self)

@@ -19,6 +19,7 @@ from memfit.files import cache_folder
 
 _NAMES = {  # by kind: folder and name
     "costs of operators": ("", r"[^/]+_torch-[^/]+_\d+-threads\.json"),
+    "memory of processes": (r"process/", r"[^/]+_torch-[^/]+_\d+-threads\.json"),
     "graphs of stretches": (r"graphs/[0-9a-f]{16}/", r"[0-9a-f]{16}\.json"),
     "places of kernels": (r"kernels/[0-9a-f]{16}/", r"[0-9a-f]{16}_?\.json"),
     "plans": (r"plans/[^/]+-[0-9a-f]{24}/", r"[0-9a-f]{24}\.json"),
@@ -27,7 +28,10 @@ _UNFINISHED = "unfinished files"  # of processes that were killed while they wro
 _PATHS = {kind: re.compile(folder + name) for kind, (folder, name) in _NAMES.items()} | {
     _UNFINISHED: re.compile("|".join(rf"{folder}\.{name}\.\d+\.\d+" for folder, name in _NAMES.values()))
 }
-_BEGINNINGS = {"costs of operators": '"format": "memfit.costs"'}  # by kind without a hash in its names
+_BEGINNINGS = {  # by kind without a hash in its names
+    "costs of operators": '"format": "memfit.costs"',
+    "memory of processes": '"format": "memfit.process"',
+}
 _DAY_S = 24 * 60 * 60
 _WRITTEN_DAYS = 1 / 24  # what was touched within the hour may be somebody's who is still writing
 

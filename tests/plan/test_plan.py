@@ -116,9 +116,9 @@ def test_an_edited_file_is_refused(plan):
         Plan.from_json(plan.to_json().replace('"peak_bytes":593920', '"peak_bytes":1'))
 
 
-@pytest.mark.parametrize("version", [0, 4, None, "1", True])
+@pytest.mark.parametrize("version", [0, 5, None, "1", True])
 def test_another_version_is_refused_by_number(plan, version):
-    with pytest.raises(InvalidFile, match=f"version {version!r} was found, this memfit reads versions 1 to 3"):
+    with pytest.raises(InvalidFile, match=f"version {version!r} was found, this memfit reads versions 1 to 4"):
         Plan.from_json(rewritten(plan, version=version))
 
 
@@ -276,3 +276,17 @@ def test_a_curve_in_words_and_numbers():
 def test_a_fate_is_plain_data():
     fate = Fate(value="a", module="m", size_bytes=1, treatment=Treatment.KEPT)
     assert dataclasses.asdict(fate)["technique"] == ""
+
+
+def test_the_peak_of_the_process_is_kept_and_shown(plan):
+    with_process = dataclasses.replace(plan, process_peak_bytes=3 * 2**30)
+    assert json.loads(with_process.to_json())["version"] == 4
+    assert Plan.from_json(with_process.to_json()) == with_process
+    assert "3.00 GiB of the process" in str(with_process)
+    assert "process" not in str(plan)
+    assert "process_peak_bytes" not in json.loads(plan.to_json())
+
+
+def test_a_peak_of_the_process_that_is_no_number_is_refused(plan):
+    with pytest.raises(InvalidFile, match="process_peak_bytes"):
+        Plan.from_json(rewritten(plan, version=4, process_peak_bytes="much"))

@@ -8,8 +8,9 @@ Note [Plans in regions]
     figures are those of the whole step.
 
 Note [Versions]
-    1: a plan without the step it was made for, 2: the same in regions, 3: with that step, in regions or not. A plan is
-    written in the lowest version that holds it, so what came from an old file can be read by the memfit that wrote it.
+    1: a plan without the step it was made for, 2: the same in regions, 3: with that step, in regions or not, 4: with
+    the peak of the process. A plan is written in the lowest version that holds it, so what came from an old file can be
+    read by the memfit that wrote it.
 """
 
 import dataclasses
@@ -33,6 +34,7 @@ FORMAT = "memfit.plan"
 VERSION = 1  # see Note [Versions]
 VERSION_WITH_REGIONS = 2
 VERSION_WITH_STEP = 3
+VERSION_WITH_PROCESS = 4
 
 _MOVING = "offload"  # the technique that sends values out
 _MOST_REASONS = 8  # lines about modules that are left eager
@@ -91,6 +93,7 @@ class Plan:
     regions: Mapping[str, "Plan"] = dataclasses.field(default_factory=dict)  # by name of the module
     left_eager: Mapping[str, str] = dataclasses.field(default_factory=dict)  # name to reason; "" is the model itself
     step: CapturedStep | None = None  # what it was made for; None in regions and in files of old versions
+    process_peak_bytes: int | None = None  # beyond a process without the model, see `measure/process.py`; None: unknown
 
     @property
     def slowdown(self) -> float:
@@ -125,10 +128,7 @@ class Plan:
         return dict(sizes)
 
     def to_json(self) -> str:
-        version = VERSION_WITH_REGIONS if self.regions else VERSION
-        if any(each.step is not None for each in (self, *self.regions.values())):
-            version = VERSION_WITH_STEP
-        content = {"format": FORMAT, "version": version} | _to_data(self)
+        content = {"format": FORMAT, "version": _lowest_version(self)} | _to_data(self)
         return _dump(content | {"checksum": _checksum(content)})
 
     @classmethod
@@ -256,6 +256,16 @@ def _live_at_backward(graph: Graph, program: Program) -> set[int]:
     return live
 
 
+def _lowest_version(plan: Plan) -> int:
+    """See Note [Versions]."""
+    plans = (plan, *plan.regions.values())
+    if any(each.process_peak_bytes is not None for each in plans):
+        return VERSION_WITH_PROCESS
+    if any(each.step is not None for each in plans):
+        return VERSION_WITH_STEP
+    return VERSION_WITH_REGIONS if plan.regions else VERSION
+
+
 def _to_data(plan: Plan) -> dict[str, Any]:
     fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
     fields["fates"] = [dataclasses.asdict(fate) for fate in plan.fates]
@@ -263,6 +273,8 @@ def _to_data(plan: Plan) -> dict[str, Any]:
     regions, left_eager, step = fields.pop("regions"), fields.pop("left_eager"), fields.pop("step")
     if step is not None:
         fields["step"] = step.to_data()
+    if plan.process_peak_bytes is None:
+        del fields["process_peak_bytes"]
     if regions:
         fields["regions"] = {name: _to_data(region) for name, region in regions.items()}
         fields["left_eager"] = dict(left_eager)
@@ -290,10 +302,10 @@ def _fields(text: str) -> dict[str, Any]:
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise InvalidFile(f"not a plan: its format is not {FORMAT!r}")
     version = fields.get("version")
-    if type(version) is not int or not VERSION <= version <= VERSION_WITH_STEP:
+    if type(version) is not int or not VERSION <= version <= VERSION_WITH_PROCESS:
         raise InvalidFile(
             f"a plan of version {version!r} was found, this memfit reads versions {VERSION} to "
-            f"{VERSION_WITH_STEP}; plan again, or install the memfit that wrote it"
+            f"{VERSION_WITH_PROCESS}; plan again, or install the memfit that wrote it"
         )
     if fields.pop("checksum", None) != _checksum(fields):
         raise InvalidFile("the plan was changed after it was written: its checksum differs; plan again")
@@ -323,6 +335,8 @@ def _check_types(plan: Plan) -> None:
         value = getattr(plan, name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise TypeError(f"{name} is {value!r}")
+    if plan.process_peak_bytes is not None and type(plan.process_peak_bytes) is not int:
+        raise TypeError(f"process_peak_bytes is {plan.process_peak_bytes!r}")
     for name, reason in plan.left_eager.items():
         if not isinstance(reason, str):
             raise TypeError(f"the reason of {name} is {reason!r}")
@@ -333,9 +347,10 @@ def _check_types(plan: Plan) -> None:
 def _lines(plan: Plan) -> Iterator[str]:
     budget = "no budget" if plan.budget_bytes is None else f"budget {format_bytes(plan.budget_bytes)}"
     yield f"{plan.model} on {plan.device}, {plan.sample}: {budget}"
+    process = "" if plan.process_peak_bytes is None else f"{format_bytes(plan.process_peak_bytes)} of the process, "
     yield (
-        f"predicted peak {format_bytes(plan.peak_bytes)} (unplanned {format_bytes(plan.unplanned_peak_bytes)}), "
-        f"{plan.slowdown:+.1%} time"
+        f"predicted peak {format_bytes(plan.peak_bytes)} "
+        f"({process}unplanned {format_bytes(plan.unplanned_peak_bytes)}), {plan.slowdown:+.1%} time"
         + ("" if plan.regions else f", at best {plan.lower_bound:+.1%}")
         + ("" if plan.times_measured else " (estimated)")
     )
