@@ -34,7 +34,7 @@ DATA = {
     "kept",
 }
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
-PIPELINE = {"describe", "recipe", "prepare", "pipeline"}
+PIPELINE = {"describe", "recipe", "prepare", "process_budget", "pipeline"}
 BELOW_API = (
     BELOW_CAPTURE
     | PIPELINE
@@ -84,7 +84,8 @@ MAY_IMPORT = {
     "describe": BELOW_CAPTURE | {"capture"},
     "recipe": BELOW_CAPTURE | {"plan"},
     "prepare": BELOW_CAPTURE | {"plan", "capture", "execute", "describe", "recipe"},
-    "pipeline": BELOW_CAPTURE | {"plan", "capture", "execute", "describe", "recipe", "prepare"},
+    "process_budget": BELOW_CAPTURE | {"plan", "capture", "describe", "recipe", "prepare"},
+    "pipeline": BELOW_CAPTURE | {"plan", "capture", "execute", "describe", "recipe", "prepare", "process_budget"},
     "unplanned": BELOW_CAPTURE | PIPELINE | {"plan", "estimate", "capture", "execute"},
     "remembered": BELOW_CAPTURE | {"plan", "capture", "describe", "recipe"},
     "runtime_probe": BELOW_API | {"api"},

@@ -1,19 +1,22 @@
 """What users call: capture, then simulate, then execute."""
 
 import dataclasses
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import nn
 
 from memfit.capture.sample import Sample
-from memfit.describe import model_digest
+from memfit.describe import device_of, model_digest
 from memfit.errors import CaptureError, InfeasibleBudget, InvalidFile, InvalidInput, InvalidModel
 from memfit.estimate import Estimate
 from memfit.execute.attach import attach, planned_forward, remove, removed
 from memfit.layout import with_layout
+from memfit.measure.available import available
 from memfit.measure.devices import find_device
 from memfit.measure.optimizer import OptimizerLike, check_optimizer
+from memfit.measure.peak import held_bytes
 from memfit.measure.probe import Progress
 from memfit.pipeline import StepPlanner, frontier_recipes, recipe_of
 from memfit.plan.frontier import Frontier
@@ -21,12 +24,26 @@ from memfit.plan.plan import Plan
 from memfit.plan.select import Selection
 from memfit.plan.solve import Report
 from memfit.prepare import prepare, traced_for
-from memfit.recipe import EXACT, Budget, Recipe, check_fractions, with_kernels, without_channels_last
+from memfit.process_budget import plain_budget_bytes, process_limit
+from memfit.recipe import (
+    AVAILABLE,
+    EXACT,
+    Budget,
+    Recipe,
+    budget_bytes,
+    check_fractions,
+    is_fraction,
+    with_kernels,
+    without_channels_last,
+)
 from memfit.regions.planner import make_region_planner
 from memfit.regions.run import RegionRunner, apply_regions, plan_in_regions
 from memfit.runner import Runner
+from memfit.units import format_bytes, parse_bytes
 from memfit.unplanned import Loss, unplanned_step
 from memfit.ways import best_way
+
+log = logging.getLogger(__name__)
 
 Selections = Selection | Sequence[Selection]
 
@@ -69,7 +86,8 @@ def plan(
     model: nn.Module,
     sample: Any,
     *,
-    budget: Budget,
+    budget: Budget = None,
+    process: int | str | None = None,
     optimizer: OptimizerLike | None = None,
     allow: Sequence[str] = EXACT,
     recompute: Selections = (),
@@ -84,8 +102,10 @@ def plan(
 ) -> Plan:
     """Find the fastest way to run a training step under a budget; the model is not changed.
 
-    `budget` is bytes, "6GiB", a fraction of the unplanned peak (0.5), or "smallest". It means the peak of
-    allocated bytes over one training step; with an `optimizer` its state and step are part of it.
+    `budget` is bytes, "6GiB", a fraction of the unplanned peak (0.5), "smallest", or "available": what is free here, of
+    the device and the process. It means the peak of allocated bytes over one training step; with an `optimizer` its
+    state and step are part of it. `process` is a budget of the whole process instead, with all it takes beside tensors.
+    Planning itself allocates no more than the budget.
     `allow` names the techniques (`memfit.TECHNIQUES`); `recompute` and `keep` name modules by type, by name
     pattern, or by a number of blocks, whose values must or must not be computed again. `outputs="loss"` drops
     every output beside the loss. `kernels="inductor"` compiles neighbouring operators into one kernel, which rounds
@@ -96,7 +116,7 @@ def plan(
     """
     _check_model(model)
     recipe = _recipe(
-        budget=budget,
+        **_budgets(budget, process),
         optimizer=optimizer,
         allow=allow,
         recompute=recompute,
@@ -110,11 +130,13 @@ def plan(
         progress=progress,
     )
     example = Sample.of(sample)
+    _say_if_above_what_is_free(recipe, model, example)
     with removed(model):
         try:
             return _plan_whole(model, example, recipe)
         except CaptureError as error:
             recipe = without_channels_last(recipe)
+            recipe = _of_tensors(recipe, model, example)
             return make_region_planner(model, example, recipe, error).plan(recipe)
 
 
@@ -152,6 +174,7 @@ def fit(
     sample: Any,
     budget: Budget = None,
     *,
+    process: int | str | None = None,
     optimizer: OptimizerLike | None = None,
     allow: Sequence[str] = EXACT,
     recompute: Selections = (),
@@ -174,7 +197,7 @@ def fit(
     """
     _check_trainable(model)
     recipe = _recipe(
-        budget=budget,
+        **_budgets(budget, process),
         optimizer=optimizer,
         allow=allow,
         recompute=recompute,
@@ -193,10 +216,11 @@ def fit(
 
 def fit_by(recipe: Recipe, model: nn.Module, example: Sample) -> nn.Module:
     """Plan and apply by a recipe: whole, or region by region if the model cannot be captured whole."""
+    _say_if_above_what_is_free(recipe, model, example)
     try:
         return _attached(model, Runner(recipe=recipe), example)
     except CaptureError as error:
-        recipe = without_channels_last(recipe)
+        recipe = _of_tensors(without_channels_last(recipe), model, example)
         with removed(model):
             plan = make_region_planner(model, example, recipe, error).plan(recipe)
         return apply_regions(plan, model, example)
@@ -311,6 +335,37 @@ def _recipe(
         time_limit_s=time_limit,
         **others,
     )
+
+
+def _budgets(budget: Budget, process: int | str | None) -> dict[str, Any]:
+    """A budget of allocated bytes, or one of the process."""
+    if process is None:
+        return {"budget": budget}
+    if budget is not None:
+        raise InvalidInput("both budget and process are given; give allocated bytes, or those of the whole process")
+    return {"budget": AVAILABLE, "process_bytes": parse_bytes(process)}
+
+
+def _say_if_above_what_is_free(recipe: Recipe, model: nn.Module, example: Sample) -> None:
+    """Say before anything is allocated that a budget in bytes is more than there is."""
+    if recipe.device is not None or recipe.budget in (None, "smallest", AVAILABLE) or is_fraction(recipe.budget):
+        return
+    wanted_bytes = budget_bytes(recipe.budget, 0)
+    there_bytes = held_bytes([model, example.args, dict(example.kwargs)]) + available(device_of(model)).free_bytes
+    if wanted_bytes > there_bytes:
+        log.warning(
+            "a budget of %s is above what there is here, %s with what the model has taken; planning stays within that",
+            format_bytes(wanted_bytes),
+            format_bytes(there_bytes),
+        )
+
+
+def _of_tensors(recipe: Recipe, model: nn.Module, example: Sample) -> Recipe:
+    """The same with a budget of allocated bytes, if it is one of the process: regions are measured one by one."""
+    if not recipe.is_for_process:
+        return recipe
+    limit = process_limit(recipe, model, example, recipe.optimizer)
+    return dataclasses.replace(recipe, budget=plain_budget_bytes(limit))
 
 
 def _selections(given: Selections) -> tuple[Selection, ...]:

@@ -31,6 +31,7 @@ from memfit.capture.sample import Sample
 from memfit.describe import device_of
 from memfit.errors import first_line
 from memfit.ir import Graph
+from memfit.measure.available import available
 from memfit.measure.probe import measured_costs
 from memfit.measure.signature import operator_name, with_channels_last
 from memfit.plan.identity import identity_program
@@ -61,7 +62,7 @@ def with_layout(
         return plain, None
     unplanned = traced_as_eager(model, sample, recipe, with_hooks=with_hooks)
     assert unplanned is not None
-    room_bytes = _room_bytes(unplanned.graph, recipe)
+    room_bytes = _room_bytes(unplanned.graph, recipe, device_of(model))
     if room_bytes is not None and not _fits(unplanned.graph, room_bytes):
         is_worth_it = _are_convolutions_faster(unplanned.graph, device_of(model), room_bytes)
         return (recipe, unplanned) if is_worth_it else (plain, None)
@@ -74,10 +75,12 @@ def with_layout(
     return recipe, dataclasses.replace(unplanned, step_us=step_s * 1e6 if is_long else None)
 
 
-def _room_bytes(graph: Graph, recipe: Recipe) -> int | None:
+def _room_bytes(graph: Graph, recipe: Recipe, device: str) -> int | None:
     """What steps and operators may take beyond what is live before a step; None: what is free."""
     if recipe.budget is None:
         return None
+    if recipe.is_for_process:
+        return available(device).free_bytes
     peak_bytes = simulate(graph, identity_program(graph)).peak_bytes
     return max(0, budget_bytes(recipe.budget, peak_bytes) - _resident_bytes(graph))
 

@@ -17,11 +17,13 @@ from memfit.errors import InfeasibleBudget
 from memfit.ir import Program
 from memfit.measure.optimizer import is_optimizer_name, optimizer_name
 from memfit.plan.expand import program_of
+from memfit.plan.identity import identity_program
 from memfit.plan.plan import Plan, fates_of
 from memfit.plan.problem import Problem
 from memfit.plan.select import selected_values
 from memfit.plan.solve import Planner, Solution
 from memfit.prepare import Prepared, with_compiled_costs, with_step_times
+from memfit.process_budget import ProcessLimit, peak_of_process, process_limit
 from memfit.recipe import LOWERING, Recipe, budget_bytes
 from memfit.units import format_bytes
 
@@ -99,6 +101,29 @@ class StepPlanner:
 
     def plan(self, recipe: Recipe) -> Plan:
         """Solve, and write down what was found and what is known about it; see Note [Plan, run, plan again]."""
+        return self._plan_for_process(recipe) if recipe.is_for_process else self._plan(recipe)
+
+    def _plan_for_process(self, recipe: Recipe) -> Plan:
+        """Plan for what the process may take: allocated bytes are what is left beside the rest of the process."""
+        limit = process_limit(recipe, self._model, self._sample, recipe.optimizer)
+        if not limit.is_measured:
+            return self._plan(dataclasses.replace(recipe, budget=limit.limit_bytes))
+        eager = identity_program(self.prepared.eager)
+        peak = peak_of_process(self.prepared, eager, planned=False)
+        beside_bytes = limit.takes(peak) - self.prepared.unplanned_peak_bytes
+        for _ in range(_MOST_ROUNDS):
+            budget = max(1, limit.limit_bytes - beside_bytes)
+            try:
+                plan = self._plan(dataclasses.replace(recipe, budget=budget))
+            except InfeasibleBudget as error:
+                raise _infeasible_for_process(error, limit, beside_bytes) from None
+            peak = peak_of_process(self.prepared, plan.program, planned=True)
+            if limit.takes(peak) <= limit.limit_bytes:
+                break
+            beside_bytes += limit.takes(peak) - limit.limit_bytes
+        return dataclasses.replace(plan, process_peak_bytes=peak.peak_bytes)
+
+    def _plan(self, recipe: Recipe) -> Plan:
         start = time.monotonic() - self.prepared.seconds
         fitting_bytes = self._fits_as_it_is(recipe)
         if fitting_bytes is not None:
@@ -300,6 +325,18 @@ def floor_name(planner: Planner) -> str:
         return "the optimizer's step"
     operation = planner.problem.graph.operation(index)
     return f"{operation.target} in {operation.module}" if operation.module else operation.target
+
+
+def _infeasible_for_process(error: InfeasibleBudget, limit: ProcessLimit, beside_bytes: int) -> InfeasibleBudget:
+    needed_bytes = error.smallest_bytes + beside_bytes if error.smallest_bytes else 0
+    needed = f"; the smallest that would do is {format_bytes(needed_bytes)}" if needed_bytes else ""
+    return InfeasibleBudget(
+        f"a process that may take {format_bytes(limit.limit_bytes)} for training has {format_bytes(beside_bytes)} less "
+        f"for tensors{needed}: {error}",
+        smallest_bytes=needed_bytes,
+        floor_bytes=error.floor_bytes,
+        operation=error.operation,
+    )
 
 
 def _infeasible(

@@ -258,7 +258,7 @@ def _probing_room(
 ) -> int | None:
     """How much a probe may allocate, so that it stays inside the budget with what is live already; None: no budget."""
     if limit_bytes is None:
-        if recipe.budget is None or recipe.device is not None:
+        if recipe.budget is None or recipe.is_for_process or recipe.device is not None:
             return None
         limit_bytes = _least_limit_bytes(graph, memory, recipe)
     present = {*graph.resident}

@@ -14,6 +14,8 @@ from memfit.units import parse_bytes
 
 Budget = int | float | str | None
 
+AVAILABLE = "available"  # a budget: what is free here, of the device and the process
+
 EXACT = ("recompute", "lean")  # what plans may do unless told otherwise: the numbers stay the same bit for bit
 
 TECHNIQUES = {
@@ -49,11 +51,17 @@ class Recipe:
     remember: bool = False  # take the plan of an earlier run, and keep this one's, see `remembered.py`
     report: Report | None = None
     progress: Progress | None = None
+    process_bytes: int | None = None  # with budget "available": what the process may take; None: what is free
     report_stage: Callable[[str], None] | None = None  # told what begins, in words
 
     @property
     def is_unplanned(self) -> bool:
         return self.budget is None and not self.recompute and not self.rewrites
+
+    @property
+    def is_for_process(self) -> bool:
+        """Whether the budget is one of the whole process, see `process_budget.py`."""
+        return self.budget == AVAILABLE
 
     @property
     def compiles(self) -> bool:
@@ -108,7 +116,7 @@ def with_kernels(allow: tuple[str, ...], kernels: str) -> tuple[str, ...]:
 
 def check_budget(budget: Budget) -> None:
     """Refuse what cannot be a budget before anything is captured."""
-    if budget is None or budget == "smallest":
+    if budget is None or budget in ("smallest", AVAILABLE):
         return
     if isinstance(budget, float) and budget <= 1:
         if not budget > 0:

@@ -67,7 +67,7 @@ class Runner:
         example = Sample(args, kwargs)
         if self.plan is not None or self.recipe.is_unplanned:
             return self._traced(model, example, None)
-        if self.recipe.remember:
+        if self.recipe.remember and not self.recipe.is_for_process:
             with collected_later():  # nothing is run
                 remembered = self._remembered(model, example)
             if remembered is not None:

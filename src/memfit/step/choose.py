@@ -19,13 +19,15 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from memfit.capture.sample import Sample
 from memfit.capture.with_loss import WithLoss
 from memfit.errors import InfeasibleBudget, InvalidInput
 from memfit.execute.attach import check_unplanned
 from memfit.measure.peak import held_bytes
 from memfit.plan.expand import program_of
 from memfit.plan.solve import Solution
-from memfit.recipe import LOWERING, budget_bytes
+from memfit.process_budget import plain_budget_bytes, process_limit
+from memfit.recipe import AVAILABLE, LOWERING, Recipe, budget_bytes
 from memfit.step.batches import Split, row_count
 from memfit.step.captured_loss import with_loss
 from memfit.step.captures import Captures
@@ -60,6 +62,9 @@ def choose(
     `captures` are those of an earlier choice for the same model, loss and batch, which allowed its plans the same.
     """
     check_unplanned(model)
+    if wishes.budget == AVAILABLE:
+        limit = process_limit(Recipe(budget=AVAILABLE), model, Sample((batch,)), optimizer)
+        wishes = dataclasses.replace(wishes, budget=plain_budget_bytes(limit))
     if is_distributed(model):
         raise InvalidInput(
             "techniques are chosen for a model of one process; plan and wrap a distributed one without a budget"

@@ -22,7 +22,8 @@ from memfit.measure.optimizer import OptimizerLike, check_optimizer
 from memfit.pipeline import make_planner
 from memfit.plan.expand import program_of
 from memfit.prepare import prepare, traced_for
-from memfit.recipe import Budget, Recipe, check_budget, without_channels_last
+from memfit.process_budget import plain_budget_bytes, process_limit
+from memfit.recipe import AVAILABLE, Budget, Recipe, check_budget, without_channels_last
 from memfit.step.batches import map_tensors, row_count
 from memfit.step.losses import Loss, Mean
 from memfit.units import format_bytes, parse_bytes
@@ -72,6 +73,8 @@ def max_batch(
     that `memfit.fit` finds with them.
     """
     check_budget(budget)
+    if budget == AVAILABLE:
+        budget = plain_budget_bytes(process_limit(Recipe(budget=AVAILABLE), model, Sample(()), optimizer))
     if budget is None or budget == "smallest" or (isinstance(budget, float) and budget <= 1):
         raise InvalidBudget(f'max_batch needs a number of bytes, for example "6GiB"; {budget!r} was given')
     check_optimizer(optimizer)
