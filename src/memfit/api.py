@@ -96,7 +96,7 @@ def plan(
     device: str | None = None,
     outputs: str = "all",
     backward_from: str = "auto",
-    time_limit: float = 6.0,
+    time_limit: float = 2.5,
     report: Report | None = None,
     progress: Progress | None = None,
 ) -> Plan:
@@ -182,7 +182,7 @@ def fit(
     kernels: str = "eager",
     outputs: str = "all",
     backward_from: str = "auto",
-    time_limit: float = 6.0,
+    time_limit: float = 2.5,
     remember: bool = False,
     report: Report | None = None,
     progress: Progress | None = None,
