@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
 from rich.console import Console
 from rich.table import Table
 

@@ -66,7 +66,7 @@ def _fresh_costs(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("one_thread", "_fresh_costs")
-@pytest.mark.parametrize("share", [0.8, 0.0])
+@pytest.mark.parametrize("share", [0.8, 0.2])
 @pytest.mark.parametrize("name", MODELS)
 def test_fit_stays_inside_the_budget_and_so_does_the_step(name, share, tmp_path, monkeypatch) -> None:
     make_model, make_batch = MODELS[name]

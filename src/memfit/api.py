@@ -56,6 +56,7 @@ def estimate(
     loss: Loss | None = None,
     device: str | None = None,
     measure: bool | None = None,
+    process: bool = False,
     backward_from: str = "auto",
     progress: Progress | None = None,
 ) -> Estimate:
@@ -66,11 +67,12 @@ def estimate(
     own loss if it returns one, else at its outputs. `optimizer` is a name in `torch.optim`, an
     instance or a factory; without, forward and backward are estimated. `device` names a device
     that need not be here ("A100-40GB"). `measure=False` leaves out what operators allocate
-    inside, which otherwise each distinct operator is run once for; by default that is done
-    where the step could run on this machine.
+    inside, which otherwise each distinct operator is run once for; by default that is done where the model has
+    weights, and without where it does not take long. `process=True` adds the peak of the process, on a CPU; operators
+    are measured for it in processes of their own, which takes half a minute the first time.
     """
     _check_model(model)
-    return unplanned_step(
+    step = unplanned_step(
         model,
         sample,
         optimizer=optimizer,
@@ -79,7 +81,8 @@ def estimate(
         measure=measure,
         backward_from=backward_from,
         progress=progress,
-    ).estimate()
+    )
+    return step.estimate(process=process)
 
 
 def plan(

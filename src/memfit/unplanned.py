@@ -13,6 +13,7 @@ from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
 from memfit.capture.with_loss import WithLoss
 from memfit.describe import device_of, granularity_bytes, is_for_cuda
+from memfit.errors import InvalidInput
 from memfit.estimate import Estimate, ParameterCount
 from memfit.execute.attach import removed
 from memfit.ir import Graph, OptimizerMemory, Program, without_prefix
@@ -22,6 +23,7 @@ from memfit.measure.cuda import with_byte_masks
 from memfit.measure.devices import Device, find_device
 from memfit.measure.optimizer import OptimizerLike, check_optimizer, optimizer_name
 from memfit.measure.probe import Progress
+from memfit.measure.process import can_be_measured, process_peak
 from memfit.plan.identity import identity_program
 from memfit.plan.simulate import simulate
 from memfit.prepare import may_be_probed, step_optimizer_memory
@@ -45,8 +47,8 @@ class UnplannedStep:
     workspaces_measured: bool
     notes: tuple[str, ...]
 
-    def estimate(self) -> Estimate:
-        """Walk it, and tell what it takes."""
+    def estimate(self, *, process: bool = False) -> Estimate:
+        """Walk it, and tell what it takes, with the peak of the process if that is asked for."""
         timeline = simulate(
             self.graph,
             self.program,
@@ -63,7 +65,21 @@ class UnplannedStep:
             parameters=self.parameters,
             workspaces_measured=self.workspaces_measured,
             notes=self.notes,
+            process_peak_bytes=self._process_peak_bytes() if process else None,
         )
+
+    def _process_peak_bytes(self) -> int:
+        if self.device != "cpu" or not can_be_measured(self.device):
+            raise InvalidInput(
+                f"the peak of the process is told for a CPU that is here, on Linux; this step is for {self.device}"
+            )
+        return process_peak(
+            self.graph,
+            self.program,
+            workspace_bytes=self.workspace_bytes,
+            optimizer=self.optimizer_memory,
+            planned=False,
+        ).peak_bytes
 
 
 def unplanned_step(

@@ -72,6 +72,9 @@ def estimate(
             show_default="where the step could run here",
         ),
     ] = None,
+    process: Annotated[
+        bool, typer.Option("--process", help="Tell the peak of the process too; takes half a minute the first time.")
+    ] = False,
     world_size: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="How many ranks train together; --input is one rank's share of a batch."),
@@ -100,7 +103,7 @@ def estimate(
     with interruptible():
         with only_results_on_stdout(), display() as shown:
             ranks = None if world_size is None else Ranks(world_size, shard, bucket_views)
-            result = _estimated(subject, options.optimizer_of(optimizer), limit, measure, shown, ranks)
+            result = _estimated(subject, options.optimizer_of(optimizer), limit, measure, shown, ranks, process=process)
         if html is not None:
             write_file(html, page.render(result, limit, top=top, depth=depth), noun="report", option="--html")
         if as_json:
@@ -126,6 +129,8 @@ def _estimated(
     measure: bool | None,
     shown: Display,
     ranks: Ranks | None,
+    *,
+    process: bool,
 ) -> Estimate:
     if ranks is not None:
         check_world(ranks.world_size, ranks.shard)
@@ -134,7 +139,15 @@ def _estimated(
     shown.doing("tracing a training step")
     device = limit.label if limit is not None and limit.is_device else None
     if ranks is None:
-        return api.estimate(model, sample, optimizer=optimizer, device=device, measure=measure, progress=shown.measured)
+        return api.estimate(
+            model,
+            sample,
+            optimizer=optimizer,
+            device=device,
+            measure=measure,
+            process=process,
+            progress=shown.measured,
+        )
     return estimate_rank(
         model,
         sample,

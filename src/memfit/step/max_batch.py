@@ -13,7 +13,6 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from memfit import api
 from memfit.capture.sample import Sample
 from memfit.capture.with_loss import WithLoss
 from memfit.errors import InfeasibleBudget, InvalidBudget, InvalidInput
@@ -81,8 +80,9 @@ def max_batch(
     if isinstance(sample, Sample):
         raise InvalidInput("max_batch needs the batch itself; give a tensor, a tuple or a dict of tensors")
     rows, subject = row_count(sample), model if loss is None else _Scalar(model, loss)
-    peak_of = _Peaks(subject, sample, rows, optimizer, tuple(allow), wrapped=loss is not None)
-    return _largest(peak_of, parse_bytes(budget), rows)
+    limit_bytes = parse_bytes(budget)
+    peak_of = _Peaks(subject, sample, rows, optimizer, tuple(allow), wrapped=loss is not None, limit_bytes=limit_bytes)
+    return _largest(peak_of, limit_bytes, rows)
 
 
 class _Scalar(WithLoss):
@@ -107,7 +107,9 @@ class _Peaks:
         allow: tuple[str, ...],
         *,
         wrapped: bool,
+        limit_bytes: int,  # that no probe exceeds
     ) -> None:
+        self._limit_bytes = limit_bytes
         self._subject = subject
         self._sample = sample
         self._rows = rows
@@ -124,12 +126,16 @@ class _Peaks:
         return self.known[size]
 
     def _plain(self, sample: Sample) -> int:
-        return api.estimate(self._subject, sample, optimizer=self._optimizer).peak_bytes
+        recipe = Recipe(optimizer=self._optimizer)
+        with removed(self._subject), traced_for(self._subject, sample, recipe) as joint:
+            return prepare(
+                self._subject, joint, sample, recipe, timed=False, limit_bytes=self._limit_bytes
+            ).unplanned_peak_bytes
 
     def _planned(self, sample: Sample) -> int:
         recipe = without_channels_last(Recipe(optimizer=self._optimizer, allow=self._allow))
         with removed(self._subject), traced_for(self._subject, sample, recipe) as joint:
-            prepared = prepare(self._subject, joint, sample, recipe, timed=False)
+            prepared = prepare(self._subject, joint, sample, recipe, timed=False, limit_bytes=self._limit_bytes)
         planner = make_planner(self._subject, prepared, recipe)
         lowest = planner.smallest(time_limit_s=_SEARCH_S)
         planned_bytes = prepared.peak_bytes(program_of(planner.problem, lowest.expansion))
