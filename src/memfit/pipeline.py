@@ -22,7 +22,7 @@ from memfit.plan.plan import Plan, fates_of
 from memfit.plan.problem import Problem
 from memfit.plan.select import selected_values
 from memfit.plan.solve import Planner, Solution
-from memfit.prepare import Prepared, with_compiled_costs, with_step_times
+from memfit.prepare import Prepared, held_gradient_bytes, with_compiled_costs, with_step_times
 from memfit.process_budget import ProcessLimit, peak_of_process, process_limit
 from memfit.recipe import LOWERING, Recipe, budget_bytes
 from memfit.units import format_bytes
@@ -176,16 +176,32 @@ class StepPlanner:
 
     def _times(self, recipe: Recipe, solution: Solution, limit: int | None) -> bool:
         """Run a solution with a clock, if there is something to learn from it; whether something was learned."""
-        program = self._program(solution)
+        program: Program | None = self._program(solution)
+        assert program is not None
         if not self.prepared.may_be_timed or self.prepared.are_timed(program):
             return False
         if recipe.report_stage is not None:
             recipe.report_stage("timing operators in steps of the plan")
+        if limit is not None:
+            program = self._beside_gradients(program, limit)
+        if program is None:
+            return False
         timed = with_step_times(self._model, self._joint, self._sample, self.prepared, recipe, program, limit)
         if timed is self.prepared:
             return False
         self._use(timed, recipe, solution)
         return True
+
+    def _beside_gradients(self, program: Program, limit: int) -> Program | None:
+        """A program that can be run beside gradients of an earlier step, if there are some; None if there is none."""
+        gradient_bytes = held_gradient_bytes(self._model)
+        if not gradient_bytes or self.prepared.peak_bytes(program) + gradient_bytes <= limit:
+            return program
+        try:
+            smaller = self.planner.solve(limit - gradient_bytes, time_limit_s=_FIRST_SEARCH_S)
+        except InfeasibleBudget:
+            return None
+        return self._program(smaller)
 
     def _use(self, prepared: Prepared, recipe: Recipe, solution: Solution) -> None:
         """Go on with other costs; plans that were found before are a start for the next search."""

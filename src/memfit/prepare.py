@@ -263,8 +263,12 @@ def _probing_room(
         limit_bytes = _least_limit_bytes(graph, memory, recipe)
     present = {*graph.resident}
     resident_bytes = sum(graph.storages[each].size_bytes for each in present)
-    gradient_bytes = storage_bytes([each.grad for each in model.parameters() if each.grad is not None])
-    return max(0, limit_bytes - resident_bytes - gradient_bytes - memory.state_bytes)
+    return max(0, limit_bytes - resident_bytes - held_gradient_bytes(model) - memory.state_bytes)
+
+
+def held_gradient_bytes(model: nn.Module) -> int:
+    """What gradients of an earlier step take: they stay while a step is run to be timed."""
+    return storage_bytes([each.grad for each in model.parameters() if each.grad is not None])
 
 
 def _least_limit_bytes(graph: Graph, memory: OptimizerMemory, recipe: Recipe) -> int:
@@ -297,13 +301,14 @@ def with_step_times(
     Without a limit, the peak of the program is one. Where the memory is not there, nothing is run.
     """
     peak_bytes = prepared.peak_bytes(program)
+    gradient_bytes = held_gradient_bytes(model)
     more_bytes = peak_bytes - prepared.resident_bytes - prepared.optimizer.state_bytes
     if not prepared.may_be_timed or more_bytes > _FREE_SHARE * available(device_of(model)).free_bytes:
         return prepared
     start = time.monotonic()
     limit = Limit(
         limit_bytes=max(peak_bytes, limit_bytes or 0),
-        external_bytes=prepared.optimizer.state_bytes,
+        external_bytes=prepared.optimizer.state_bytes + gradient_bytes,
         workspace_bytes=prepared.costs.workspace_bytes,
     )
     if not prepared.seen.covers(prepared.graph, program):
