@@ -164,3 +164,26 @@ def test_gradients_of_an_earlier_step_are_kept_and_count() -> None:
     seen = measure_peak(lambda: memfit.fit(model, batch, budget, time_limit=2), resident=[model, batch, gradients])
     assert seen.peak_bytes <= budget
     assert all(each.grad is kept for each, kept in zip(model.parameters(), gradients, strict=True))
+
+
+STANDARD = ("ResNet-50", "GoogLeNet", "MobileNetV2", "VGG-16", "ViT-B/16", "UNet", "GPT-2", "BERT", "LSTM")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_fresh_costs")
+@pytest.mark.parametrize("name", STANDARD)
+def test_standard_models_are_fitted_inside_the_budget(name, tmp_path, monkeypatch) -> None:
+    from benchmarks.models import frontier_cases
+
+    case = next(each for each in frontier_cases() if each.name == name)
+    model, batch = case.make_model().train(), case.make_batch(case.batch_size)
+    options = {} if case.outputs is None else {"outputs": case.outputs}
+    smallest = memfit.plan(model, case.sample(batch), budget="smallest", **options)
+    budget = (smallest.budget_bytes + smallest.unplanned_peak_bytes) // 2
+    monkeypatch.setenv("MEMFIT_CACHE_DIR", str(tmp_path / "another"))
+    seen = measure_peak(lambda: memfit.fit(model, case.sample(batch), budget, **options), resident=[model, batch])
+    assert seen.peak_bytes <= budget
+    case.loss(model, batch).backward()
+    model.zero_grad()
+    step = measure_peak(lambda: case.loss(model, batch).backward(), resident=[model, batch])
+    assert step.peak_bytes <= budget
