@@ -98,9 +98,11 @@ def main(name: str, kind: str, directory: Path | None = None) -> None:
 
     size = SIZES[name]
     rest_bytes = status_bytes("VmData")
-    if directory is not None:
+    if kind == BUDGETED:
         limit_bytes = rest_bytes + parse_bytes(size.limit)
         resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+    else:
+        Path("/proc/self/oom_score_adj").write_text("1000")  # if memory runs out, others are not to pay for this
     with MemoryWatch() as memory:
         start = time.perf_counter()
         model, batches = new_model(size), new_batches(size)
