@@ -76,6 +76,19 @@ def test_a_twentieth_of_the_state_is_in_memory(tmp_path, update, monkeypatch):
     assert not optimizer.state
 
 
+def test_the_first_update_reads_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("memfit.step.parts.LARGEST_PART", 2**16)
+    buffers = LiveBuffers()
+    monkeypatch.setattr("memfit.step.disk_tier._buffer", buffers.make)
+    model = big()
+    optimizer = torch.optim.AdamW(model.parameters())
+    step = memfit.Step(model, optimizer, classify, update="inside", state_tier="disk", directory=tmp_path)
+    step(rows())
+    assert buffers.most_bytes == 0
+    step(rows())
+    assert buffers.most_bytes > 0
+
+
 def test_state_dicts_read_through_and_load(tmp_path):
     plain, model = twins(TiedNet())
     batches = [rows() for _ in range(6)]

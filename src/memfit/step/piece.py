@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memfit.capture.sample import Sample
+from memfit.capture.trace import Joint
 from memfit.capture.with_loss import WithLoss
 from memfit.errors import InvalidFile
 from memfit.ir import Graph, Kind, Program
@@ -65,7 +66,7 @@ class Piece:
             check_equal_to_eager(type(subject.model).__name__, joint, warn=False)
             first = prepare(subject, joint, sample, recipe, limit_bytes=_limit_bytes(budget, external_bytes, None))
             limit_bytes = _limit_bytes(budget, external_bytes, first.unplanned_peak_bytes)
-            prepared = with_times_within(subject, joint, sample, first, recipe, limit_bytes)
+            prepared = _with_times(subject, joint, sample, first, recipe, limit_bytes)
         storages = [prepared.graph.storages[each] for each in prepared.graph.resident]
         counted_bytes = sum(each.size_bytes for each in storages if each.kind is Kind.BATCH)
         return cls(subject, sample, prepared, recipe, held_bytes(everything) - counted_bytes)
@@ -168,6 +169,18 @@ def _limit_bytes(budget: Budget, external_bytes: int, peak_bytes: int | None) ->
     if budget is None or (peak_bytes is None and is_fraction(budget)):
         return None
     return max(0, budget_bytes(budget, (peak_bytes or 0) + external_bytes) - external_bytes)
+
+
+def _with_times(
+    subject: WithLoss, joint: Joint, sample: Sample, prepared: Prepared, recipe: Recipe, limit_bytes: int | None
+) -> Prepared:
+    """Time operators inside the limit, in steps that drop each gradient when it is made.
+
+    Gradients held to the end may be over a budget that updates inside the backward pass keep to.
+    """
+    released = dataclasses.replace(prepared, graph=without_gradients_held(prepared.graph))
+    timed = with_times_within(subject, joint, sample, released, recipe, limit_bytes)
+    return dataclasses.replace(timed, graph=prepared.graph)
 
 
 def is_released(policy: StepPolicy) -> bool:

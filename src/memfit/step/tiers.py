@@ -53,6 +53,7 @@ class TieredState:
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
         self._places: dict[nn.Parameter, dict[str, Place]] = {}
+        self._filled: set[nn.Parameter] = set()  # whose places hold a state: before its first update there is none
         self._coming: OrderedDict[tuple[nn.Parameter, int], dict[str, Future[torch.Tensor]]] = OrderedDict()
 
     def home_of(self, parameter: nn.Parameter, state: State) -> "TierHome":
@@ -63,13 +64,14 @@ class TieredState:
             if _belongs_here(value) and (place is None or place.tensor is not value):
                 self._adopt(parameter, name, value)
                 state[name] = places[name].tensor
+                self._filled.add(parameter)
         return TierHome(self, parameter, state)
 
     def prefetch(self, part: Part) -> None:
         """Start to read the state of a part that is updated next."""
         key = part.parameter, _start(part)
-        places = self._places.get(part.parameter)
-        if places and key not in self._coming:
+        if part.parameter in self._filled and key not in self._coming:
+            places = self._places[part.parameter]
             self._coming[key] = {name: self.tier.read(place, part.rows) for name, place in places.items()}
 
     def arrived(self, part: Part) -> dict[str, torch.Tensor]:
@@ -82,6 +84,10 @@ class TieredState:
         if name not in places:
             places[name] = self.tier.reserve(shape, dtype, parameter.device)
         return places[name]
+
+    def fill(self, parameter: nn.Parameter) -> None:
+        """Note that the state of all parts of a parameter is on its way to the tier, to be read from now on."""
+        self._filled.add(parameter)
 
     def settle(self) -> None:
         """Until everything is written; what was read ahead and not used is dropped."""
@@ -127,6 +133,7 @@ class TierHome:
 
     def close(self) -> State:
         self._state.update(self._made)
+        self._states.fill(self._parameter)
         return self._state
 
 
