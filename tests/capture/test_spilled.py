@@ -17,10 +17,12 @@ from memfit.capture.spilled import (
     SpillFile,
     chunks_of,
     dropped_activations,
+    lasting_tensors,
     spilled_activations,
 )
 from memfit.errors import ExecutionError
 from memfit.measure.peak import measure_peak
+from memfit.measure.stretches import measure_stretches
 from memfit.tensors import same_bits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -115,6 +117,49 @@ def test_a_spilled_step_makes_the_same_bits_in_less_memory(make, batch):
                 peaks.append(measure_peak(run, resident=[model, sample.args]).peak_bytes)
     assert all((a is None and b is None) or same_bits(a, b) for a, b in zip(*made, strict=True))
     assert peaks[1] < 0.6 * peaks[0]
+
+
+class Overwriting(nn.Module):
+    """Saves views, writes in place, returns what it has saved, and holds a value to the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(128, 384), nn.Linear(128, 128)
+
+    def forward(self, features):
+        query, key, value = self.first(features).chunk(3, -1)
+        mixed = (query.sigmoid() * key).relu_() + value
+        return self.second(mixed).tanh(), (mixed + 1).exp_()
+
+
+@pytest.mark.parametrize(("make", "batch"), [(ConvNet, images), (Perceptron, rows), (Overwriting, rows)])
+def test_a_spilled_step_is_measured_as_if_it_were_in_memory(make, batch):
+    model, sample = make(), Sample.of(batch())
+
+    def run():
+        step(model, sample, seed=0)
+
+    measured = []
+    for around in (contextlib.nullcontext(), spilled_activations(lasting_tensors(model, sample))):
+        with nothing_remains(model, sample), around:
+            run()
+            model.zero_grad()
+            measured.append(measure_stretches(run, resident=[model, sample.args]))
+    eager, spilled = measured
+    assert eager == spilled
+
+
+def test_arguments_come_back_with_their_strides_and_flags():
+    features, scale = torch.randn(4, BIG, requires_grad=True), torch.ones(3)
+    sample = Sample((features.t(), 2), {"scale": scale})
+    with SpillFile() as file:
+        back = SavedTensors(file, ()).keep_sample(sample)()
+    assert back.args[1] == 2
+    assert back.args[0].requires_grad
+    assert back.args[0].stride() == features.t().stride()
+    assert back.args[0].data_ptr() != features.data_ptr()
+    assert torch.equal(back.args[0], features.t())
+    assert back.kwargs["scale"].data_ptr() == scale.data_ptr()
 
 
 def open_files():

@@ -36,13 +36,14 @@ class Result:
 Keep = Callable[[torch.Tensor], Callable[[], torch.Tensor]]  # remembers a tensor, and returns what gives it back
 
 
-def _copied(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+def copied(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Remember a tensor in memory."""
     copy = tensor.detach().clone()
     return lambda: copy
 
 
 @contextlib.contextmanager
-def nothing_remains(model: nn.Module, sample: Sample, *, keep: Keep = _copied) -> Iterator[None]:
+def nothing_remains(model: nn.Module, sample: Sample, *, keep: Keep = copied) -> Iterator[None]:
     """Put buffers, gradients, attributes and generators back; `keep` remembers what buffers hold."""
     devices = sorted({tensor.device.index for tensor in model.parameters() if tensor.is_cuda})
     gradients = [(leaf, leaf.grad) for leaf in _leaves(model, sample).values()]
@@ -131,7 +132,7 @@ def with_results(
     *,
     seed: int,
     backward_from: str = "auto",
-    keep: Keep = _copied,
+    keep: Keep = copied,
 ) -> _T:
     """Run a step from a seed and use what it makes while that is there; the model is put back."""
     with nothing_remains(model, sample, keep=keep):
@@ -153,7 +154,7 @@ def forward_with_results(
     *,
     seed: int,
     backward_from: str = "auto",
-    keep: Keep = _copied,
+    keep: Keep = copied,
 ) -> _T:
     """Run the forward pass of a step alone, recorded by autograd as in a step; gradients are none."""
     with nothing_remains(model, sample, keep=keep):

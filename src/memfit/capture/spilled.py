@@ -9,6 +9,12 @@ Note [Written once]
     Several operators save one value, or views of it. The file holds a stretch of a storage once, as long as the storage
     lives and nobody writes into it. While an operator has a value in memory again, another one that asks for
     the same value gets that memory.
+
+Note [As if in memory]
+    A storage whose tensors are saved would live as long as anybody holds it: the model, autograd, or an operator that
+    has it back. Holders of what is in the file are followed in the same way, so it is known at any time how much more
+    memory the step would have without the file. Recordings of the allocator's events are told, so that an eager step is
+    measured that never was in memory as a whole.
 """
 
 import contextlib
@@ -22,8 +28,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit._memory_events import set_change
+from memfit.capture.sample import Sample
 from memfit.errors import ExecutionError, first_line
 from memfit.tensors import storage_key
 from memfit.units import format_bytes
@@ -47,11 +56,12 @@ class _Stretch:
     lead_bytes: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class _Saved:
-    """A saved tensor in a file."""
+    """A saved tensor in a file, as autograd holds it."""
 
     stretch: _Stretch
+    holders: "_Holders"
     dtype: torch.dtype
     shape: torch.Size
     stride: tuple[int, ...]
@@ -181,6 +191,62 @@ def _chunk_sizes(shape: torch.Size, item_bytes: int) -> Iterator[int]:
             yield min(rows, shape[0] - start) * row_count
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Argument:
+    """A tensor that a call was given, as `SavedTensors` keep it."""
+
+    packed: Any
+    requires_grad: bool
+
+
+class _Holders:
+    """Who holds a storage that is in the file, see Note [As if in memory]."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._size_bytes = storage.nbytes()
+        self._saved = 0  # tensors that autograd holds
+        self._copies = 0  # that were read back and are in use
+        self._in_memory_bytes = self._size_bytes
+        self._difference_bytes = 0
+        self._is_original_there = True
+        _at_end_of(storage, self._lose_original)
+
+    @property
+    def hold(self) -> bool:
+        """Whether the storage would live, if there were no file."""
+        return self._is_original_there or self._saved > 0 or self._copies > 0
+
+    def save(self, saved: _Saved) -> None:
+        self._saved += 1
+        _at_end_of(saved, self._release)
+
+    def read(self, size_bytes: int) -> None:
+        """Count a copy, before it is there."""
+        self._change(copies=1, in_memory_bytes=size_bytes)
+
+    def give(self, copy: torch.UntypedStorage, size_bytes: int) -> None:
+        _at_end_of(copy, lambda: self._change(copies=-1, in_memory_bytes=-size_bytes))
+
+    def _lose_original(self) -> None:
+        self._is_original_there = False
+        self._change(in_memory_bytes=-self._size_bytes)
+
+    def _release(self) -> None:
+        self._change(saved=-1)
+
+    def _change(self, *, saved: int = 0, copies: int = 0, in_memory_bytes: int = 0) -> None:
+        self._saved += saved
+        self._copies += copies
+        self._in_memory_bytes += in_memory_bytes
+        difference_bytes = (self._size_bytes if self.hold else 0) - self._in_memory_bytes
+        set_change(difference_bytes - self._difference_bytes)
+        self._difference_bytes = difference_bytes
+
+
+def _at_end_of(thing: Any, call: Callable[[], None]) -> None:
+    weakref.finalize(thing, call).atexit = False
+
+
 class _Room:
     """Counts the storages of saved tensors that somebody else holds in memory, against a limit."""
 
@@ -210,6 +276,7 @@ class SavedTensors:
         self._kept = {storage_key(tensor) for tensor in kept}
         self._room = _Room(room_bytes)
         self._written: dict[tuple[_torch.StorageWeakRef, int, int, int], _Stretch] = {}
+        self._holders: dict[_torch.StorageWeakRef, _Holders] = {}
         self._present: weakref.WeakValueDictionary[_Stretch, torch.UntypedStorage] = weakref.WeakValueDictionary()
 
     def pack(self, tensor: torch.Tensor) -> Any:
@@ -226,7 +293,12 @@ class SavedTensors:
             self._room.take(storage)
             offset = self._file.append(_bytes_in(storage, start, size_bytes))
             self._written[key] = _Stretch(offset, size_bytes, start % _ALIGNMENT_BYTES)
-        return _Saved(self._written[key], tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        if reference not in self._holders:
+            self._holders[reference] = _Holders(storage)
+        holders = self._holders[reference]
+        saved = _Saved(self._written[key], holders, tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
+        holders.save(saved)
+        return saved
 
     def unpack(self, saved: Any) -> torch.Tensor:
         """Read what `pack` wrote, see Note [Same bits]."""
@@ -234,18 +306,58 @@ class SavedTensors:
             return saved
         stretch, found = saved.stretch, self._present.get(saved.stretch)
         if found is None:
-            content = torch.empty(stretch.lead_bytes + stretch.size_bytes, dtype=torch.uint8)
+            size_bytes = stretch.lead_bytes + stretch.size_bytes
+            saved.holders.read(size_bytes)
+            content = torch.empty(size_bytes, dtype=torch.uint8)
             self._file.fill(content[stretch.lead_bytes :], stretch.offset)
             found = content.to(saved.device).untyped_storage()
             self._present[stretch] = found
+            saved.holders.give(found, size_bytes)
         empty = torch.empty(0, dtype=saved.dtype, device=saved.device)
         return empty.set_(found, stretch.lead_bytes // saved.dtype.itemsize, saved.shape, saved.stride)
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Keep what autograd saves meanwhile."""
+        _ACTIVE.append(self)
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
+                yield
+        finally:
+            _ACTIVE.remove(self)
+
+    def keep_sample(self, sample: Sample) -> Callable[[], Sample]:
+        """Remember what a call was given and return what gives it back, with its strides."""
+        given = (sample.args, dict(sample.kwargs))
+        kept = pytree.tree_map_only(torch.Tensor, lambda each: _Argument(self.pack(each), each.requires_grad), given)
+        return lambda: Sample(*pytree.tree_map_only(_Argument, self._argument, kept))
+
+    def _argument(self, kept: "_Argument") -> torch.Tensor:
+        return self.unpack(kept.packed).detach().requires_grad_(kept.requires_grad)
+
+    def would_live(self, reference: _torch.StorageWeakRef) -> bool:
+        """Whether a storage would be in memory now, if there were no file."""
+        holders = self._holders.get(reference)
+        return not reference.expired() if holders is None else holders.hold
 
     def _stays(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is not written; of subclasses and others without plain memory nothing is known."""
         if not is_plain(tensor) or storage_key(tensor) in self._kept:
             return True
-        return tensor.numel() * tensor.element_size() < SMALLEST_BYTES
+        return tensor.untyped_storage().nbytes() < SMALLEST_BYTES
+
+
+_ACTIVE: list[SavedTensors] = []
+
+
+def would_live(reference: _torch.StorageWeakRef) -> bool:
+    """Whether a storage is in memory, or would be if there were no file, see Note [As if in memory]."""
+    return not reference.expired() or any(saved.would_live(reference) for saved in _ACTIVE)
+
+
+def lasting_tensors(model: nn.Module, sample: Sample) -> list[torch.Tensor]:
+    """Return what is in memory whatever a step saves: parameters, buffers, the batch."""
+    return [*model.parameters(), *model.buffers(), *sample.tensors()]
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -276,8 +388,7 @@ def spilled_activations(
     with contextlib.ExitStack() as stack:
         if file is None:
             file = stack.enter_context(SpillFile(directory, expected_bytes=expected_bytes))
-        saved = SavedTensors(file, keep, room_bytes)
-        stack.enter_context(torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack))
+        stack.enter_context(SavedTensors(file, keep, room_bytes).active())
         yield file
 
 

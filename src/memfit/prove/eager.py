@@ -14,13 +14,12 @@ import functools
 from collections.abc import Callable
 from typing import TypeVar
 
-import torch
 from torch import nn
 
 from memfit.api import apply
 from memfit.capture.rehearse import Result, forward_with_results, with_results
 from memfit.capture.sample import Sample
-from memfit.capture.spilled import OverRoom, SpillFile, dropped_activations, spilled_activations
+from memfit.capture.spilled import OverRoom, SpillFile, dropped_activations, lasting_tensors, spilled_activations
 from memfit.describe import device_of
 from memfit.errors import ExecutionError
 from memfit.execute.attach import attach, remove
@@ -117,7 +116,7 @@ class EagerComparison:
         if self._spilled is None or self._spilled.forward_bytes > self._limit_bytes:
             return (), not_compared
         try:
-            with dropped_activations(self._present(self._example), room_bytes=self._room_bytes()):
+            with dropped_activations(lasting_tensors(self._model, self._example), room_bytes=self._room_bytes()):
                 eager = forward_with_results(
                     self._model,
                     self._example,
@@ -157,10 +156,7 @@ class EagerComparison:
         return with_results(self._model, sample, use, seed=self._seed, backward_from=backward_from, keep=file.keep)
 
     def _spilling(self, file: SpillFile, sample: Sample) -> contextlib.AbstractContextManager[SpillFile]:
-        return spilled_activations(self._present(sample), file=file, room_bytes=self._room_bytes())
-
-    def _present(self, sample: Sample) -> list[torch.Tensor]:
-        return [*self._model.parameters(), *self._model.buffers(), *sample.tensors()]
+        return spilled_activations(lasting_tensors(self._model, sample), file=file, room_bytes=self._room_bytes())
 
     def _room_bytes(self) -> int:
         """What values of a forward pass may take."""
