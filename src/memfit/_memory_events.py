@@ -47,6 +47,7 @@ import torch
 
 _MARK = "memfit mark "
 _RELEASE = "memfit release "
+_CHANGE = "change "
 _COLLECTIVE, _ON_BACKEND = "c10d::", "gloo:"
 _ERROR_LEVEL = 2  # of torch's C++ log: 0 is information, 1 a warning
 
@@ -243,6 +244,17 @@ def set_mark(label: str) -> None:
     """Leave a mark among the allocator's events."""
     with torch.autograd.profiler.record_function(_MARK + label):
         pass
+
+
+def set_change(change_bytes: int) -> None:
+    """Leave a mark that says how much more a run would have in memory from here on, if nothing were in a file."""
+    if change_bytes and MemoryRecorder._active:
+        set_mark(f"{_CHANGE}{change_bytes}")
+
+
+def change_of(label: str) -> int | None:
+    """Read what `set_change` said; None of other marks."""
+    return int(label.removeprefix(_CHANGE)) if label.startswith(_CHANGE) else None
 
 
 def _all_events(roots: Sequence[Any]) -> Iterator[Any]:

@@ -7,6 +7,8 @@ from torch import nn
 
 from memfit.capture.calls import noted_calls
 from memfit.capture.sample import Sample
+from memfit.capture.spilled import SpillFile
+from memfit.measure.peak import measure_peak
 
 
 @dataclasses.dataclass
@@ -85,6 +87,23 @@ def test_the_model_stays_as_it_is():
     torch.set_rng_state(state)
     torch.randn(3, 4)
     assert torch.equal(torch.get_rng_state(), state_after)
+
+
+def test_what_is_noted_in_a_file_is_the_same_and_not_in_memory():
+    model, batch = nn.Sequential(*(nn.Linear(64, 64) for _ in range(12)), nn.ReLU(inplace=True)), torch.randn(512, 64)
+    found = []
+    before = measure_peak(lambda: found.append(noted(model, batch)), resident=[model, batch])
+    in_memory = found.pop()
+    with SpillFile() as file:
+        seen = measure_peak(
+            lambda: found.append(noted_calls(model, Sample.of(batch), file=file)), resident=[model, batch]
+        )
+        for path, calls in found[0].items():
+            for call, other in zip(calls, in_memory[path], strict=True):
+                assert dataclasses.replace(call, given=other.given) == other
+                if not call.overwritten:
+                    assert all(map(torch.equal, call.sample.tensors(), other.sample.tensors()))
+    assert seen.peak_bytes < before.peak_bytes - 8 * batch.nbytes
 
 
 def test_only_the_parts_that_are_asked_for_are_noted_and_others_may_keep_nothing_meanwhile():

@@ -11,7 +11,7 @@ from torch import nn
 import memfit
 from memfit.errors import InvalidFile, InvalidInput
 from memfit.execute.compiled import CompiledCall
-from memfit.prove import check as checking
+from memfit.prove import comparison
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -94,16 +94,16 @@ def test_a_difference_below_the_rounding_of_the_largest_number_is_told_apart():
     eager = {"weight": torch.tensor([1.0, 2.0]), "bias": torch.tensor([1e-9])}
     rounded = {"weight": eager["weight"], "bias": torch.tensor([2e-9])}
     wrong = {"weight": eager["weight"], "bias": torch.tensor([1e-5])}
-    noise, beyond = (checking._comparison("gradients", eager, planned) for planned in (rounded, wrong))
+    noise, beyond = (comparison.compared_part("gradients", eager, planned) for planned in (rounded, wrong))
     assert noise.largest_difference == pytest.approx(1.0)
     assert noise.beyond_rounding == 0.0
     assert noise.worst == "bias"
     assert noise.equal == 1
     assert beyond.beyond_rounding == beyond.largest_difference > 1e3
-    assert checking._comparison("gradients", eager, {"weight": eager["weight"]}).beyond_rounding == math.inf
-    buffers = checking._comparison("buffers", eager, rounded)
+    assert comparison.compared_part("gradients", eager, {"weight": eager["weight"]}).beyond_rounding == math.inf
+    buffers = comparison.compared_part("buffers", eager, rounded)
     assert buffers.beyond_rounding == buffers.largest_difference
-    masked = checking._comparison(
+    masked = comparison.compared_part(
         "gradients", eager | {"mask": torch.tensor([-math.inf])}, rounded | {"mask": torch.tensor([-math.inf])}
     )
     assert masked.beyond_rounding == 0.0
@@ -194,11 +194,12 @@ def test_numbers_that_are_none_are_equal_to_themselves():
     ],
 )
 def test_differences(one, other, difference):
-    assert checking._difference(one, other) == difference
+    assert comparison.difference(one, other) == difference
 
 
 def test_a_check_is_written_as_json(planned):
     written = json.loads(memfit.check(*planned).to_json())
     assert written["passed"] is True
+    assert written["how"]
     assert written["exact"] is True
     assert len(written["comparisons"]) == 4

@@ -1,5 +1,6 @@
 """Budgets of models in regions: what is promised, what is refused."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -34,7 +35,7 @@ def planned(request, one_thread):
 
 def test_the_peak_is_under_the_budget_and_as_predicted(planned):
     model, sample, plan = planned
-    profile = memfit.profile(model, plan, sample, pairs=1)
+    profile = memfit.profile(model, plan, sample, pairs=1, eager=True)
     assert plan.peak_bytes <= plan.budget_bytes
     assert profile.peak_bytes <= plan.budget_bytes * 1.01
     assert profile.peak_bytes == pytest.approx(plan.peak_bytes, rel=0.005)
@@ -54,6 +55,25 @@ def test_a_plan_says_what_it_is_about(planned):
     assert set(plan.regions) <= {name for name, _ in model.named_modules()}
     assert any(fate.treatment is not Treatment.KEPT for fate in plan.fates)
     assert all(any(fate.module.startswith(name) for name in plan.regions) for fate in plan.fates)
+
+
+def test_planning_stays_inside_the_budget(planned):
+    model, sample, plan = planned
+    model = copy.deepcopy(model)
+    seen = measure_peak(lambda: memfit.fit(model, sample, plan.budget_bytes, time_limit=1), resident=[model, sample])
+    assert seen.resident_bytes < seen.peak_bytes <= plan.budget_bytes
+    found = memfit.plan_of(model)
+    assert found.unplanned_peak_bytes == plan.unplanned_peak_bytes > plan.budget_bytes
+    assert found.times_measured
+
+
+def test_checking_stays_inside_the_budget(planned):
+    model, sample, plan = planned
+    found = []
+    seen = measure_peak(lambda: found.append(memfit.check(model, plan, sample)), resident=[model, sample])
+    assert seen.peak_bytes <= plan.budget_bytes * 1.01
+    assert found[0].exact
+    assert "kept in a file" in found[0].how
 
 
 # One planner at many budgets

@@ -6,6 +6,7 @@ from memfit.report.proof_tables import check_verdict, print_check, print_profile
 
 def test_an_equal_step_is_said_to_be_equal():
     text = printed(print_check, make_check())
+    assert "the eager step was run as it is" in text
     assert "Net, planned against eager, seed 7" in text
     assert "3 of 3" in text
     assert "EQUAL bit for bit" in text

@@ -1,17 +1,17 @@
 """What the parts of a model are called with in one eager step.
 
 Note [Noting]
-    The step is run for real, because what cannot be traced depends on real values. Arguments are kept as
-    they were given, cut off from the graph that led to them; what every call returned is watched until the
-    backward pass has ended, because a part can only stand in for itself if gradients reach all it returns, and
-    if nobody writes into what it may keep.
+    The step is run for real, because what cannot be traced depends on real values. Arguments are kept as they were
+    given, cut off from the graph that led to them, in memory or in a file beside what autograd saves. What every call
+    returned is watched until the backward pass has ended, because a part can only stand in for itself if gradients
+    reach all it returns, and if nobody writes into what it may keep.
 """
 
 import contextlib
 import dataclasses
 import functools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,20 +21,25 @@ from torch.utils.checkpoint import checkpoint
 
 from memfit.capture.autocast import Autocast, autocast_state
 from memfit.capture.outputs import take_apart
-from memfit.capture.rehearse import nothing_remains, step
+from memfit.capture.rehearse import copied, nothing_remains, step
 from memfit.capture.sample import Sample
+from memfit.capture.spilled import SavedTensors, SpillFile, is_plain, lasting_tensors
 
 
 @dataclasses.dataclass(kw_only=True)
 class NotedCall:
     """One call of a part of a model."""
 
-    sample: Sample
+    given: Callable[[], Sample]  # reads what it was called with, from the file if there is one
     with_gradients: bool  # gradients were on, and it was in the forward pass
     autocast: Autocast
     returned: int = 0  # tensors that require a gradient
     reached: int = 0  # of them by a gradient
     overwritten: bool = False  # what it was given or returned was changed in place before the backward pass
+
+    @property
+    def sample(self) -> Sample:
+        return self.given()
 
 
 def noted_calls(
@@ -44,14 +49,22 @@ def noted_calls(
     backward_from: str = "auto",
     of: Sequence[nn.Module] | None = None,
     checkpointed: Sequence[nn.Module] = (),
+    file: SpillFile | None = None,
 ) -> dict[str, list[NotedCall]]:
     """Run one eager step and note every call of every part by its path; the model stays as it is.
 
     `of` are the only parts to note. What is `checkpointed` keeps nothing for its backward pass meanwhile; of its own
-    parts nothing may be asked then.
+    parts nothing may be asked then. With a `file`, what is saved and what is noted is kept there, not in memory.
     """
-    notes = _Notes(model, of)
-    with nothing_remains(model, sample), torch.enable_grad(), notes.following(), _keeping_nothing(checkpointed):
+    saved = None if file is None else SavedTensors(file, lasting_tensors(model, sample))
+    notes = _Notes(model, of, saved)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(nothing_remains(model, sample, keep=copied if file is None else file.keep))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(notes.following())
+        stack.enter_context(_keeping_nothing(checkpointed))
+        if saved is not None:
+            stack.enter_context(saved.active())
         step(model, sample, seed=0, backward_from=backward_from, before_backward=notes.turn_around)
     return dict(notes.calls)
 
@@ -81,7 +94,8 @@ def cut_off(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sample:
 
 
 class _Notes:
-    def __init__(self, model: nn.Module, of: Sequence[nn.Module] | None) -> None:
+    def __init__(self, model: nn.Module, of: Sequence[nn.Module] | None, saved: SavedTensors | None) -> None:
+        self._saved = saved
         self.calls: dict[str, list[NotedCall]] = defaultdict(list)
         wanted = None if of is None else set(of)
         self._paths = {module: path for path, module in model.named_modules() if wanted is None or module in wanted}
@@ -101,14 +115,15 @@ class _Notes:
                 hook.remove()
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        sample = cut_off(args, kwargs)
         call = NotedCall(
-            sample=cut_off(args, kwargs),
+            given=(lambda: sample) if self._saved is None else self._saved.keep_sample(sample),
             with_gradients=torch.is_grad_enabled() and self._in_forward,
             autocast=autocast_state(),
         )
         self.calls[self._paths[module]].append(call)
         self._running.append(call)
-        self._watch(call, call.sample.tensors())
+        self._watch(call, sample.tensors())
 
     def _leave(self, _module: nn.Module, _args: Any, output: Any) -> None:
         call = self._running.pop()
@@ -131,10 +146,20 @@ class _Notes:
 
     def _watch(self, call: NotedCall, tensors: list[torch.Tensor]) -> None:
         if self._in_forward:
-            self._versions += [(call, tensor, tensor._version) for tensor in tensors]
+            counters = tensors if self._saved is None else [_version_of(tensor) for tensor in tensors]
+            self._versions += [(call, counter, counter._version) for counter in counters]
 
     def turn_around(self) -> None:
         self._in_forward = False
         for call, tensor, version in self._versions:
             call.overwritten = call.overwritten or tensor._version != version
         self._versions.clear()
+
+
+def _version_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that counts what is written into another one, and does not keep its memory."""
+    if not is_plain(tensor):
+        return tensor
+    counter = tensor.detach()
+    counter.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return counter

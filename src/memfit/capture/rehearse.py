@@ -9,8 +9,8 @@ Note [Starts of gradients]
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -19,6 +19,8 @@ from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.outputs import differentiated, take_apart
 from memfit.capture.sample import Sample
 from memfit.capture.snapshot import Snapshot
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,16 +33,25 @@ class Result:
     generator: dict[str, torch.Tensor]
 
 
+Keep = Callable[[torch.Tensor], Callable[[], torch.Tensor]]  # remembers a tensor, and returns what gives it back
+
+
+def copied(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Remember a tensor in memory."""
+    copy = tensor.detach().clone()
+    return lambda: copy
+
+
 @contextlib.contextmanager
-def nothing_remains(model: nn.Module, sample: Sample) -> Iterator[None]:
-    """Put buffers, gradients, attributes and generators back."""
+def nothing_remains(model: nn.Module, sample: Sample, *, keep: Keep = copied) -> Iterator[None]:
+    """Put buffers, gradients, attributes and generators back; `keep` remembers what buffers hold."""
     devices = sorted({tensor.device.index for tensor in model.parameters() if tensor.is_cuda})
     gradients = [(leaf, leaf.grad) for leaf in _leaves(model, sample).values()]
     # Metrics keep tensors that are no buffers and change them in place.
     plain = [value for part in model.modules() for value in vars(part).values() if isinstance(value, torch.Tensor)]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in (*model.buffers(), *plain)]
+    buffers = [(buffer, keep(buffer)) for buffer in (*model.buffers(), *plain)]
     snapshot = Snapshot(model)
-    with torch.random.fork_rng(devices):
+    with generators_kept(devices):
         try:
             drop_gradients(model, sample)
             yield
@@ -49,9 +60,21 @@ def nothing_remains(model: nn.Module, sample: Sample) -> Iterator[None]:
             for leaf, gradient in gradients:
                 leaf.grad = gradient
             with torch.no_grad():
-                for buffer, before in buffers:
+                for buffer, kept in buffers:
+                    before = kept()
                     if _was_changed(buffer, before):  # not all can be written to: expanded ones, those of inference
                         buffer.copy_(before)
+
+
+@contextlib.contextmanager
+def generators_kept(cuda: Sequence[int]) -> Iterator[None]:
+    """Put generators back at the end; the state of the CPU's is kept outside of the memory of tensors."""
+    state = bytearray(torch.get_rng_state().numpy().tobytes())
+    try:
+        with torch.random.fork_rng(cuda) if cuda else contextlib.nullcontext():
+            yield
+    finally:
+        torch.set_rng_state(torch.frombuffer(state, dtype=torch.uint8))
 
 
 def _was_changed(tensor: torch.Tensor, before: torch.Tensor) -> bool:
@@ -102,16 +125,55 @@ def differentiate(
     return [start.detach() for start in starts]
 
 
-def result_of(model: nn.Module, sample: Sample, *, seed: int, backward_from: str = "auto") -> Result:
-    """Run a step from a seed and keep what it makes; the model is put back."""
-    with nothing_remains(model, sample):
+def with_results(
+    model: nn.Module,
+    sample: Sample,
+    use: Callable[[Result], _T],
+    *,
+    seed: int,
+    backward_from: str = "auto",
+    keep: Keep = copied,
+) -> _T:
+    """Run a step from a seed and use what it makes while that is there; the model is put back."""
+    with nothing_remains(model, sample, keep=keep):
         outputs = step(model, sample, seed=seed, backward_from=backward_from)
-        return Result(
-            outputs={f"output {number}": output.clone() for number, output in enumerate(outputs)},
-            gradients={name: leaf.grad for name, leaf in _leaves(model, sample).items() if leaf.grad is not None},
-            buffers={name: buffer.detach().clone() for name, buffer in model.named_buffers()},
-            generator={"generator": torch.get_rng_state()},
+        return use(
+            Result(
+                outputs={f"output {number}": output for number, output in enumerate(outputs)},
+                gradients={name: leaf.grad for name, leaf in _leaves(model, sample).items() if leaf.grad is not None},
+                buffers=_buffers(model),
+                generator={"generator": torch.get_rng_state()},
+            )
         )
+
+
+def forward_with_results(
+    model: nn.Module,
+    sample: Sample,
+    use: Callable[[Result], _T],
+    *,
+    seed: int,
+    backward_from: str = "auto",
+    keep: Keep = copied,
+) -> _T:
+    """Run the forward pass of a step alone, recorded by autograd as in a step; gradients are none."""
+    with nothing_remains(model, sample, keep=keep):
+        torch.manual_seed(seed)
+        tensors, _ = take_apart(model(*sample.args, **sample.kwargs))
+        starts = [tensors[index].detach() for index in differentiated(tensors, backward_from)]
+        del tensors
+        return use(
+            Result(
+                outputs={f"output {number}": output for number, output in enumerate(starts)},
+                gradients={},
+                buffers=_buffers(model),
+                generator={"generator": torch.get_rng_state()},
+            )
+        )
+
+
+def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer.detach() for name, buffer in model.named_buffers()}
 
 
 class _Loss(torch.autograd.Function):

@@ -27,6 +27,7 @@ CHECK_HELP = f"""Run an eager and a planned step from one seed and compare all t
 
 Outputs, gradients, buffers and the state of the random generator are compared bit for bit, or with a
 tolerance where the plan's techniques need one. The plan is read from a file, or made for a budget first.
+An eager step that is over the budget keeps its saved tensors in a file in TMPDIR.
 
 {options.EXIT_CODES.format(fine="the planned step computes what the eager one does")}\
   4  it computes something else

@@ -39,6 +39,7 @@ from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit.capture.nodes import REMAKES
+from memfit.capture.rehearse import generators_kept
 from memfit.capture.sample import Sample
 from memfit.capture.trace import ROOT
 from memfit.errors import ExecutionError, InvalidModel
@@ -109,7 +110,7 @@ class TimedStep:
             _torch.no_modes(),
             torch.no_grad(),
             torch.autocast("cuda" if self._cuda else "cpu", enabled=False),
-            _generators_kept(sorted(device.index for device in self._cuda)),
+            generators_kept(sorted(device.index for device in self._cuda)),
         ):
             yield
 
@@ -142,17 +143,6 @@ class TimedStep:
         if not proves_nothing:
             are_equal = all(same_bits(one, other) for one, other in pairs)
             (self.equal if are_equal else self.unequal).add(variant)
-
-
-@contextlib.contextmanager
-def _generators_kept(cuda: Sequence[int]) -> Iterator[None]:
-    """Put generators back at the end; the state of the CPU's is kept outside of the memory of tensors."""
-    state = bytearray(torch.get_rng_state().numpy().tobytes())
-    try:
-        with torch.random.fork_rng(cuda) if cuda else contextlib.nullcontext():
-            yield
-    finally:
-        torch.set_rng_state(torch.frombuffer(state, dtype=torch.uint8))
 
 
 def _rebuilt(builder: ProgramBuilder, module: fx.GraphModule, program: Program) -> fx.GraphModule:

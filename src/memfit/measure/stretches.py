@@ -2,12 +2,12 @@
 
 import dataclasses
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
-from memfit._memory_events import marked_memory_events
+from memfit._memory_events import change_of, marked_memory_events
 from memfit.errors import InvalidModel
 from memfit.measure.peak import held_bytes, prior_storages
 from memfit.tensors import tensors_in
@@ -24,7 +24,10 @@ class MeasuredStretch:
 
 
 def measure_stretches(run: Callable[[], Any], *, resident: Iterable[Any]) -> list[MeasuredStretch]:
-    """Run once; `resident` is what is in memory already, as in `measure_peak`. On CPU alone."""
+    """Run once; `resident` is what is in memory already, as in `measure_peak`. On CPU alone.
+
+    What is in a file for a while counts as if it were in memory, see Note [As if in memory] in `capture/spilled.py`.
+    """
     holders = list(resident)
     if any(tensor.is_cuda for tensor in tensors_in(_states(holders))):
         raise InvalidModel("the bytes between marks are only measured on CPU, and the model is on CUDA; move it there")
@@ -34,7 +37,7 @@ def measure_stretches(run: Callable[[], Any], *, resident: Iterable[Any]) -> lis
     gc.collect()
     stretches: list[MeasuredStretch] = []
     label, peak_bytes, now_bytes = "", start_bytes, start_bytes
-    for mark, change_bytes in [*marked_memory_events(run, before), ("end", 0)]:
+    for mark, change_bytes in [*_with_spilled(marked_memory_events(run, before)), ("end", 0)]:
         now_bytes += change_bytes
         peak_bytes = max(peak_bytes, now_bytes)
         if mark:
@@ -43,6 +46,25 @@ def measure_stretches(run: Callable[[], Any], *, resident: Iterable[Any]) -> lis
             )
             label, start_bytes, peak_bytes = mark, now_bytes, now_bytes
     return stretches
+
+
+def _with_spilled(events: Iterable[tuple[str, int]]) -> Iterator[tuple[str, int]]:
+    """Put changes of what is in a file among those of memory.
+
+    Storages are said to be gone a moment before their release. So what a run would have more from there on counts from
+    the next event that is no release.
+    """
+    waiting_bytes = 0
+    for mark, change_bytes in events:
+        spilled_bytes = change_of(mark)
+        if spilled_bytes is not None:
+            waiting_bytes += spilled_bytes
+            continue
+        if waiting_bytes and (mark or change_bytes > 0 or waiting_bytes < 0):
+            yield "", waiting_bytes
+            waiting_bytes = 0
+        yield mark, change_bytes
+    yield "", waiting_bytes
 
 
 def _states(holders: list[Any]) -> list[Any]:

@@ -6,9 +6,11 @@ Note [Which parts]
     inside a region is not looked at, and neither is what keeps too little to matter.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,19 +19,22 @@ from torch.utils import _pytree as pytree
 from memfit.capture.autocast import autocast_state
 from memfit.capture.calls import NotedCall, noted_calls
 from memfit.capture.sample import Sample
+from memfit.capture.spilled import SpillFile
 from memfit.capture.trace import Joint, traced
 from memfit.errors import CaptureError, MemfitError
 from memfit.execute.attach import kind_of_arguments
 from memfit.ir import Graph, Program
-from memfit.pipeline import make_planner
+from memfit.measure.peak import held_bytes
+from memfit.pipeline import make_planner, with_times_within
 from memfit.plan.expand import program_of
 from memfit.plan.identity import identity_program
 from memfit.plan.regions import kept_bytes
-from memfit.plan.solve import Planner
+from memfit.plan.solve import Planner, Solution
 from memfit.prepare import Prepared, Traced, planned_graph, prepare
 from memfit.recipe import Recipe, without_channels_last
 from memfit.regions.marked import MarkedCall
 from memfit.runner import check_equal_to_eager
+from memfit.tensors import storage_bytes
 from memfit.units import format_bytes
 
 
@@ -65,13 +70,49 @@ class Regions:
     left_eager: dict[str, str]  # name to reason
 
 
-def find_regions(model: nn.Module, sample: Sample, recipe: Recipe, error: CaptureError, *, least_bytes: int) -> Regions:
-    """Look for regions, see Note [Which parts]. `error` says why the model itself is none."""
-    calls = noted_calls(model, sample, backward_from=recipe.backward_from)
-    search = RegionSearch(model, calls, region_recipe(recipe), least_bytes)
-    search.left_eager[""] = str(error)
-    search.look_into("", model)
+def find_regions(
+    model: nn.Module,
+    sample: Sample,
+    recipe: Recipe,
+    error: CaptureError,
+    *,
+    least_bytes: int,
+    limit_bytes: int | None = None,
+    spills: bool = False,
+) -> Regions:
+    """Look for regions, see Note [Which parts]. `error` says why the model itself is none.
+
+    Nothing that is run takes more than `limit_bytes` in memory; with `spills` what calls are given is in a file.
+    """
+    rest = None if limit_bytes is None else Rest.of(model, sample, limit_bytes)
+    with SpillFile() if spills else contextlib.nullcontext() as file:
+        calls = noted_calls(model, sample, backward_from=recipe.backward_from, file=file)
+        search = RegionSearch(model, calls, region_recipe(recipe), least_bytes, rest=rest, must_fit=spills)
+        search.left_eager[""] = str(error)
+        search.look_into("", model)
     return Regions(found=tuple(search.found), left_eager=search.left_eager)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rest:
+    """What is in memory beside a region, and how much there may be together."""
+
+    limit_bytes: int
+    held_bytes: int  # of the whole model and the batch
+    gradient_bytes: int  # of the whole model, at the end of a step
+
+    @classmethod
+    def of(cls, model: nn.Module, sample: Sample, limit_bytes: int) -> "Rest":
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return cls(
+            limit_bytes=limit_bytes,
+            held_bytes=held_bytes([model, sample.args, dict(sample.kwargs)]),
+            gradient_bytes=storage_bytes(trained),
+        )
+
+    def limit_of(self, module: nn.Module) -> int:
+        """What a region may take with its parameters and what it is given."""
+        return self.limit_bytes - self.held_bytes + held_bytes([module])
 
 
 def region_recipe(recipe: Recipe) -> Recipe:
@@ -106,8 +147,14 @@ class RegionSearch:
         *,
         timed: bool = True,
         keeps_nothing: bool = False,
+        rest: Rest | None = None,
+        must_fit: bool = False,
     ) -> None:
-        """`timed=False` does not run regions. `keeps_nothing` measures the step with every value made again."""
+        """Store what is looked into and how.
+
+        `timed=False` does not run regions. `keeps_nothing` measures the step with every value made again, `must_fit`
+        with programs that fit beside the `rest`.
+        """
         self.found: list[Region] = []
         self.left_eager: dict[str, str] = {}
         self._calls = calls
@@ -115,6 +162,8 @@ class RegionSearch:
         self._least_bytes = least_bytes
         self._timed = timed
         self._keeps_nothing = keeps_nothing
+        self._rest = rest
+        self._must_fit = must_fit
         self._kinds: dict[str, Kind] = {}
         self._seen = {model}
 
@@ -169,9 +218,13 @@ class RegionSearch:
     def _kind(self, module: nn.Module, joint: Joint, before: Traced, graph: Graph, sample: Sample) -> Kind:
         digest = graph.digest()
         if digest not in self._kinds:
-            prepared = prepare(module, joint, sample, self._recipe, before=before, timed=self._timed)
+            limit_bytes = None if self._rest is None else self._rest.limit_of(module)
+            options: dict[str, Any] = {"before": before, "timed": self._timed, "limit_bytes": limit_bytes}
+            prepared = prepare(module, joint, sample, self._recipe, **options)
+            if self._timed:
+                prepared = with_times_within(module, joint, sample, prepared, self._recipe, limit_bytes)
             planner = make_planner(module, prepared, self._recipe)
-            solution = planner.all_again() if self._keeps_nothing else planner.unplanned_solution()
+            solution = self._baseline(module, prepared, planner)
             self._kinds[digest] = Kind(
                 prepared=prepared,
                 planner=planner,
@@ -180,6 +233,18 @@ class RegionSearch:
                 baseline_us=solution.expansion.extra_us,
             )
         return self._kinds[digest]
+
+    def _baseline(self, module: nn.Module, prepared: Prepared, planner: Planner) -> Solution:
+        """Return what a region runs while the step around it is measured."""
+        if self._keeps_nothing:
+            return planner.all_again()
+        unplanned = planner.unplanned_solution()
+        if self._rest is None or not self._must_fit:
+            return unplanned
+        room_bytes = self._rest.limit_of(module) - self._rest.gradient_bytes
+        if prepared.peak_bytes(program_of(planner.problem, unplanned.expansion)) <= room_bytes:
+            return unplanned
+        return planner.smallest(time_limit_s=self._recipe.time_limit_s / 8)
 
 
 def _without_memory(sample: Sample) -> Sample:

@@ -8,6 +8,7 @@ from memfit import _torch
 from memfit._memory_events import set_mark
 from memfit.capture.outputs import take_apart
 from memfit.capture.sample import Sample
+from memfit.capture.spilled import would_live
 from memfit.capture.trace import Joint
 from memfit.execute.compiled import Boxed, CompiledCall
 from memfit.ir import Graph, Kind, Phase, Program
@@ -85,4 +86,4 @@ class MarkedCall:
 
 
 def _alive(watched: dict[int, _torch.StorageWeakRef]) -> frozenset[int]:
-    return frozenset(index for index, reference in watched.items() if not reference.expired())
+    return frozenset(index for index, reference in watched.items() if would_live(reference))

@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,7 +30,7 @@ from memfit.plan.solve import Solution
 from memfit.prepare import Prepared
 from memfit.recipe import LOWERING, Recipe, budget_bytes
 from memfit.regions.find import Kind, Region, Regions, find_regions, region_recipe, regions_digest
-from memfit.regions.whole import EagerStep, eager_footprint, eager_step, region_footprint, stretches_of
+from memfit.regions.whole import EagerStep, eager_footprint, eager_step, limit_of, region_footprint, stretches_of
 from memfit.units import format_bytes
 
 _LEAST_SHARE = 0.002  # of the activations of the step: what a region keeps at least
@@ -65,6 +66,7 @@ class RegionPlanner:
         self._regions, self._left_eager = regions.found, regions.left_eager
         self._eager = eager
         self._calls = [region.calls for region in self._regions]
+        self._step_us = eager.step_us or _operators_us(self._regions)
         self._stretches = stretches
         self._programs = _programs(self._regions, recipe)
         found = [self._programs[id(region.kind)] for region in self._regions]
@@ -119,7 +121,7 @@ class RegionPlanner:
         lowering = ", ".join(repr(each) for each in LOWERING if each not in recipe.allow)
         return InfeasibleBudget(
             f"no plan of {format_bytes(limit)} was found: the smallest with {len(self._regions)} regions needs "
-            f"{format_bytes(lowest_bytes)} ({self._extra_us(lowest) / self._eager.step_us:+.0%} time), and what is "
+            f"{format_bytes(lowest_bytes)} ({self._extra_us(lowest) / self._step_us:+.0%} time), and what is "
             f"left eager cannot be planned; give a bigger budget, a smaller batch, or allow more ({lowering})",
             smallest_bytes=lowest_bytes,
             floor_bytes=self.persistent_bytes,
@@ -149,7 +151,7 @@ class RegionPlanner:
             optimizer_state_bytes=self._eager.optimizer.state_bytes,
             floor_bytes=lowest_bytes,
             floor_operation="the smallest plan found for these regions",
-            step_us=self._eager.step_us,
+            step_us=self._step_us,
             extra_us=self._extra_us(choice),
             bound_us=min(0.0, self._extra_us(choice)),
             times_measured=all(plan.times_measured for plan in plans.values()),
@@ -174,10 +176,14 @@ def make_region_planner(model: nn.Module, sample: Sample, recipe: Recipe, error:
     eager = eager_step(model, sample, recipe)
     assert eager.peak_bytes is not None
     least_bytes = int(_LEAST_SHARE * (eager.peak_bytes - eager.resident_bytes))
-    regions = find_regions(model, sample, recipe, error, least_bytes=max(1, least_bytes))
+    limit_bytes = limit_of(eager, recipe)
+    spills = limit_bytes is not None
+    most_bytes = eager.peak_bytes - eager.optimizer.state_bytes if limit_bytes is None else limit_bytes
+    options: dict[str, Any] = {"least_bytes": max(1, least_bytes), "limit_bytes": most_bytes, "spills": spills}
+    regions = find_regions(model, sample, recipe, error, **options)
     if not regions.found:
         raise error
-    stretches = stretches_of(model, sample, recipe, regions.found, eager.optimizer)
+    stretches = stretches_of(model, sample, recipe, regions.found, eager.optimizer, spills=spills)
     return RegionPlanner(model, sample, recipe, regions, eager, stretches, time.monotonic() - start)
 
 
@@ -186,6 +192,11 @@ def could_be_in_regions(model: nn.Module, sample: Sample, recipe: Recipe) -> boo
     asks_for_whole = recipe.recompute or recipe.keep or recipe.outputs != "all" or recipe.device is not None
     runs_here = not is_fake(model, sample) and not is_for_cuda(model, None)
     return runs_here and model.training and not asks_for_whole and recipe.budget is not None
+
+
+def _operators_us(regions: Sequence[Region]) -> float:
+    """What operators of all regions take, see Note [Inside the budget] in `regions/whole.py`."""
+    return sum(region.calls * region.kind.planner.problem.own_time_us for region in regions)
 
 
 def _programs(regions: Sequence[Region], recipe: Recipe) -> dict[int, list[_Found]]:

@@ -6,15 +6,17 @@ Note [Other calls of a region]
     call after a few kinds, because a region whose shapes follow the data would be captured anew in every step.
 """
 
+import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import nn
 
-from memfit.capture.calls import cut_off, noted_calls
+from memfit.capture.calls import NotedCall, cut_off, noted_calls
 from memfit.capture.sample import Sample
+from memfit.capture.spilled import SpillFile
 from memfit.errors import InvalidFile, MemfitError
 from memfit.execute.attach import Call, PlannedForward, attach, check_unplanned, regions_of, remove
 from memfit.execute.compiled import CompiledCall
@@ -79,7 +81,14 @@ class _OwnForward:
 def apply_regions(plan: Plan, model: nn.Module, sample: Sample | None) -> nn.Module:
     """Attach the plans of all regions; with a sample, all are captured at once and must be what was planned."""
     check_unplanned(model)
-    calls = {} if sample is None else noted_calls(model, sample, backward_from=plan.backward_from)
+    fits = plan.budget_bytes is None or plan.unplanned_peak_bytes <= plan.budget_bytes
+    with contextlib.nullcontext() if fits or sample is None else SpillFile() as file:
+        calls = {} if sample is None else noted_calls(model, sample, backward_from=plan.backward_from, file=file)
+        _attach_all(plan, model, sample, calls)
+    return model
+
+
+def _attach_all(plan: Plan, model: nn.Module, sample: Sample | None, calls: Mapping[str, list[NotedCall]]) -> None:
     try:
         for name, region in plan.regions.items():
             runner = RegionRunner(plan=region, whole=plan, only_the_plan=sample is not None)
@@ -90,7 +99,6 @@ def apply_regions(plan: Plan, model: nn.Module, sample: Sample | None) -> nn.Mod
     except BaseException:
         remove(model)
         raise
-    return model
 
 
 def plan_in_regions(model: nn.Module) -> Plan | None:
@@ -105,7 +113,8 @@ def _capture(forward: PlannedForward, name: str, calls: list[Any]) -> None:
             f"the plan has the region {name!r}, which is not called on this sample; plan again for it, or apply the "
             "plan without a sample"
         )
-    forward.capture(calls[0].sample.args, dict(calls[0].sample.kwargs))
+    given = calls[0].sample
+    forward.capture(given.args, dict(given.kwargs))
 
 
 def _part(model: nn.Module, name: str) -> nn.Module:

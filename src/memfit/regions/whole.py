@@ -1,4 +1,12 @@
-"""The step around the regions: what it takes as it is, and its live bytes where regions begin and end."""
+"""The step around the regions: what it takes as it is, and its live bytes where regions begin and end.
+
+Note [Inside the budget]
+    The eager step may be more than the budget, and than this machine has. So it is measured with its saved tensors in a
+    file, which shows what it would take in memory, see Note [As if in memory] in `capture/spilled.py`. Where that is
+    over the budget, all that follows runs in the same way: what modules are called with is noted in the file, operators
+    of a region are timed in steps that fit, and the step around regions is measured with regions that fit. Steps whose
+    tensors go through a file take too long to be timed: the step is said to take what operators of its regions do.
+"""
 
 import contextlib
 import dataclasses
@@ -12,20 +20,23 @@ from torch import nn
 
 from memfit.capture.rehearse import drop_gradients, nothing_remains, step
 from memfit.capture.sample import Sample
+from memfit.capture.spilled import SpillFile, lasting_tensors, spilled_activations
 from memfit.describe import is_for_cuda
 from memfit.execute.attach import attach, remove
 from memfit.ir import OptimizerMemory, Phase
+from memfit.measure.available import available
 from memfit.measure.optimizer import optimizer_memory
-from memfit.measure.peak import held_bytes, measure_peak
+from memfit.measure.peak import held_bytes
 from memfit.measure.stretches import MeasuredStretch, measure_stretches
 from memfit.plan.identity import identity_program
 from memfit.plan.regions import Footprint, Stretch, Surroundings, footprint
 from memfit.prepare import with_beside
-from memfit.recipe import Recipe
+from memfit.recipe import Recipe, budget_bytes
 from memfit.regions.find import Region
 from memfit.regions.marked import BEGIN
 
 _TIMED_STEPS = 3
+_FREE_SHARE = 0.9  # of the memory that is free: what steps that are run to plan may take of it
 _MEASURED_STEPS = 5  # releases by threads of a process group are missed now and then
 
 
@@ -36,25 +47,57 @@ class EagerStep:
     peak_bytes: int | None  # with the optimizer's state and step; None: it was not run, and is predicted
     persistent_bytes: int  # live when the step ends, with the optimizer's state
     resident_bytes: int  # before the step
-    step_us: float
+    step_us: float | None  # None: it does not fit and was not timed
     optimizer: OptimizerMemory
 
 
 def eager_step(model: nn.Module, sample: Sample, recipe: Recipe) -> EagerStep:
-    """Run steps and measure; the model stays as it is."""
-    with nothing_remains(model, sample), torch.enable_grad():
-        run = _run(model, sample, recipe)
-        step_us = min(_microseconds(run) for _ in range(_TIMED_STEPS))
+    """Measure an eager step that keeps its saved tensors in a file; the model stays as it is.
+
+    The step is timed only where it fits the budget and the memory that is free, see Note [Inside the budget].
+    """
+    with spilling(model, sample), torch.enable_grad():
+        measured = measure_stretches(_run(model, sample, recipe), resident=[model, sample.args, dict(sample.kwargs)])
         optimizer = with_beside(_optimizer_memory(model, recipe), recipe)
-        measured = measure_peak(run, resident=[model, sample.args, dict(sample.kwargs)])
-    end_bytes = measured.live_bytes[-1] + optimizer.state_bytes
-    return EagerStep(
-        peak_bytes=max(measured.peak_bytes + optimizer.state_bytes, end_bytes + optimizer.workspace_bytes),
+    end_bytes = measured[-1].end_bytes + optimizer.state_bytes
+    peak_bytes = max(each.peak_bytes for each in measured) + optimizer.state_bytes
+    eager = EagerStep(
+        peak_bytes=max(peak_bytes, end_bytes + optimizer.workspace_bytes),
         persistent_bytes=end_bytes,
-        resident_bytes=measured.resident_bytes,
-        step_us=step_us,
+        resident_bytes=measured[0].start_bytes,
+        step_us=None,
         optimizer=optimizer,
     )
+    return eager if limit_of(eager, recipe) is not None else _timed(eager, model, sample, recipe)
+
+
+def limit_of(eager: EagerStep, recipe: Recipe) -> int | None:
+    """What steps that are run to plan may take in memory; None if the eager step itself may be run."""
+    assert eager.peak_bytes is not None
+    step_bytes = eager.peak_bytes - eager.optimizer.state_bytes
+    limit_bytes = eager.resident_bytes + int(_FREE_SHARE * available().free_bytes)
+    if recipe.budget != "smallest":  # how much that is is not known before there are plans
+        budget = budget_bytes(recipe.budget, eager.peak_bytes) - eager.optimizer.state_bytes
+        limit_bytes = min(limit_bytes, budget)
+    return limit_bytes if step_bytes > limit_bytes else None
+
+
+@contextlib.contextmanager
+def spilling(model: nn.Module, sample: Sample) -> Iterator[None]:
+    """Keep saved tensors in a file meanwhile, and put the model back at the end."""
+    with (
+        SpillFile() as file,
+        nothing_remains(model, sample, keep=file.keep),
+        spilled_activations(lasting_tensors(model, sample), file=file),
+    ):
+        yield
+
+
+def _timed(eager: EagerStep, model: nn.Module, sample: Sample, recipe: Recipe) -> EagerStep:
+    run = _run(model, sample, recipe)
+    with nothing_remains(model, sample), torch.enable_grad():
+        step_us = min(_microseconds(run) for _ in range(_TIMED_STEPS))
+    return dataclasses.replace(eager, step_us=step_us)
 
 
 def baseline_step(
@@ -82,11 +125,21 @@ def baseline_step(
 
 
 def stretches_of(
-    model: nn.Module, sample: Sample, recipe: Recipe, regions: Sequence[Region], optimizer: OptimizerMemory
+    model: nn.Module,
+    sample: Sample,
+    recipe: Recipe,
+    regions: Sequence[Region],
+    optimizer: OptimizerMemory,
+    *,
+    spills: bool = False,
 ) -> list[Stretch]:
-    """Run a step with every region at its baseline, and measure it from mark to mark."""
+    """Run a step with every region at its baseline, and measure it from mark to mark.
+
+    With `spills` its saved tensors are in a file; what is measured is the step as it is with them in memory.
+    """
     run = _run(model, sample, recipe)
-    with nothing_remains(model, sample), torch.enable_grad(), _attached(model, regions):
+    around = spilling(model, sample) if spills else nothing_remains(model, sample)
+    with around, torch.enable_grad(), _attached(model, regions):
         run()
         return _measured(model, sample, regions, run, optimizer)
 

@@ -23,6 +23,7 @@ def print_check(console: Console, check: Check) -> None:
         table.add_row(each.part, f"{each.equal} of {each.compared}", Text(worst))
     console.print(table)
     console.print()
+    console.print(Text(printable(check.how)))
     console.print(Text(check_verdict(check), style="bold green" if check.passed else "bold red"))
 
 
