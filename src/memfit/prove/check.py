@@ -15,6 +15,7 @@ from memfit.capture.sample import Sample
 from memfit.errors import InvalidInput
 from memfit.execute.attach import remove, removed
 from memfit.plan.plan import Plan
+from memfit.progress import ProgressLike, progress_line
 from memfit.recipe import EXACT
 from memfit.tensors import same_bits
 
@@ -66,11 +67,19 @@ class Check:
         return "\n".join(lines)
 
 
-def check(model: nn.Module, plan: Plan, sample: Any, *, seed: int = 0, tolerance: float | None = None) -> Check:
+def check(
+    model: nn.Module,
+    plan: Plan,
+    sample: Any,
+    *,
+    seed: int = 0,
+    tolerance: float | None = None,
+    progress: ProgressLike = None,
+) -> Check:
     """Run an eager and a planned step from one seed and compare all they make; the model stays as it is.
 
     The tolerance is 0 (bit for bit) for plans of exact techniques and 1e-6 for those that sum in another order,
-    unless given. Lossy techniques need a tolerance to be judged by.
+    unless given. Lossy techniques need a tolerance to be judged by. `progress` is as for `plan`.
     """
     lossy = [each for each in plan.allow if each.endswith("-bit")]
     if tolerance is None and lossy:
@@ -78,8 +87,9 @@ def check(model: nn.Module, plan: Plan, sample: Any, *, seed: int = 0, tolerance
     if tolerance is None:
         tolerance = 0.0 if set(plan.allow) <= set(EXACT) else _ROUNDED_DIFFERENTLY
     example = Sample.of(sample)
-    with removed(model):
+    with progress_line(progress, "running an eager step") as line, removed(model):
         eager = result_of(model, example, seed=seed, backward_from=plan.backward_from)
+        line.doing("running the planned step")
         apply(plan, model, sample)
         try:
             planned = result_of(model, example, seed=seed, backward_from=plan.backward_from)
