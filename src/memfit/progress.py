@@ -31,7 +31,7 @@ _QUIET_S = 1.0  # a call that is shorter says nothing
 _REFRESH_S = 0.25  # seldom enough to leave the times of operators as they are
 _LOG_AGAIN_S = 10.0  # for a stage that goes on
 _STACK_BYTES = 2**20  # of the thread; the usual 8 MiB would count under a limit
-_BAR_WIDTH = 20
+_BAR_WIDTH = 10
 
 
 class SearchState(Protocol):
@@ -207,8 +207,8 @@ def _on_terminal(began: float) -> Iterator[_Show]:
     words = rich_progress.TextColumn(
         "{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")
     )
-    bar = rich_progress.BarColumn(bar_width=_BAR_WIDTH)
-    columns = (rich_progress.SpinnerColumn(), words, bar, rich_progress.TimeElapsedColumn())
+    elapsed = rich_progress.TimeElapsedColumn(table_column=Column(no_wrap=True, min_width=7))
+    columns = (rich_progress.SpinnerColumn(), elapsed, words, rich_progress.BarColumn(bar_width=_BAR_WIDTH))
     # What others write to stdout is left alone: it may go elsewhere than the terminal.
     with rich_progress.Progress(
         *columns, console=_console(), transient=True, auto_refresh=False, redirect_stdout=False
