@@ -5,7 +5,7 @@ READY := .venv/.ready
 
 .PHONY: demo test test-torch check docs bench frontier multilevel families zoo transformer clean
 
-demo: $(READY)  ## ResNet-50 and GPT-2 in half of their activation memory, beside eager; about a minute
+demo: $(READY)  ## a model inside a hard limit that stops plain PyTorch, then ResNet-50 and GPT-2 in half of their activation memory; about two minutes
 	$(BIN)/memfit demo --force
 
 test: $(READY)  ## the fast tests

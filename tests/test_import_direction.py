@@ -32,6 +32,7 @@ DATA = {
     "machine",
     "malloc",
     "kept",
+    "progress",
 }
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
 PIPELINE = {"describe", "recipe", "prepare", "process_budget", "pipeline"}
@@ -71,6 +72,7 @@ MAY_IMPORT = {
     "_memory_events": set(),
     "machine": set(),
     "malloc": set(),
+    "progress": set(),
     "kept": {"files"},
     "display": set(),
     "spelling": set(),

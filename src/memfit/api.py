@@ -17,14 +17,14 @@ from memfit.measure.available import available
 from memfit.measure.devices import find_device
 from memfit.measure.optimizer import OptimizerLike, check_optimizer
 from memfit.measure.peak import held_bytes
-from memfit.measure.probe import Progress
 from memfit.pipeline import StepPlanner, frontier_recipes, recipe_of
 from memfit.plan.frontier import Frontier
 from memfit.plan.plan import Plan
 from memfit.plan.select import Selection
-from memfit.plan.solve import Report
+from memfit.plan.solve import Found, Report
 from memfit.prepare import prepare, traced_for
 from memfit.process_budget import plain_budget_bytes, process_limit
+from memfit.progress import ProgressLike, ProgressLine, progress_line
 from memfit.recipe import (
     AVAILABLE,
     EXACT,
@@ -58,7 +58,7 @@ def estimate(
     measure: bool | None = None,
     process: bool = False,
     backward_from: str = "auto",
-    progress: Progress | None = None,
+    progress: ProgressLike = None,
 ) -> Estimate:
     """Predict the peak memory of one training step; the model is not run.
 
@@ -69,20 +69,21 @@ def estimate(
     that need not be here ("A100-40GB"). `measure=False` leaves out what operators allocate
     inside, which otherwise each distinct operator is run once for; by default that is done where the model has
     weights, and without where it does not take long. `process=True` adds the peak of the process, on a CPU; operators
-    are measured for it in processes of their own, which takes half a minute the first time.
+    are measured for it in processes of their own, for half a minute the first time. `progress` is as for `plan`.
     """
     _check_model(model)
-    step = unplanned_step(
-        model,
-        sample,
-        optimizer=optimizer,
-        loss=loss,
-        device=device,
-        measure=measure,
-        backward_from=backward_from,
-        progress=progress,
-    )
-    return step.estimate(process=process)
+    with progress_line(progress, "tracing a training step") as line:
+        step = unplanned_step(
+            model,
+            sample,
+            optimizer=optimizer,
+            loss=loss,
+            device=device,
+            measure=measure,
+            backward_from=backward_from,
+            progress=line.measured,
+        )
+        return step.estimate(process=process)
 
 
 def plan(
@@ -101,7 +102,7 @@ def plan(
     backward_from: str = "auto",
     time_limit: float = 2.5,
     report: Report | None = None,
-    progress: Progress | None = None,
+    progress: ProgressLike = None,
 ) -> Plan:
     """Find the fastest way to run a training step under a budget; the model is not changed.
 
@@ -114,8 +115,10 @@ def plan(
     every output beside the loss. `kernels="inductor"` compiles neighbouring operators into one kernel, which rounds
     differently and computes again what it needs nearly for free; where eager kernels are predicted to do better under
     the budget, these are taken. `device` plans for a device that is not here, by estimated times. `time_limit` is in
-    seconds, for a search; `report` is called with the best so far. A model that cannot be captured whole is run for a
-    few steps and planned region by region (docs/planning.md).
+    seconds, for a search; `report` is called with the best so far. What takes over a second is said in one line on the
+    terminal, or in the log of "memfit"; `progress=False` is silent, and a function `progress(done, total)` is told
+    instead how many operators are measured. A model that cannot be captured whole is run for a few steps and planned
+    region by region (docs/planning.md).
     """
     _check_model(model)
     recipe = _recipe(
@@ -130,14 +133,15 @@ def plan(
         backward_from=backward_from,
         time_limit=time_limit,
         report=report,
-        progress=progress,
     )
     example = Sample.of(sample)
     _say_if_above_what_is_free(recipe, model, example)
-    with removed(model):
+    with progress_line(progress, "tracing a training step") as line, removed(model):
+        recipe = _told(recipe, line)
         try:
             return _plan_whole(model, example, recipe)
         except CaptureError as error:
+            line.doing("planning region by region")
             recipe = without_channels_last(recipe)
             recipe = _of_tensors(recipe, model, example)
             return make_region_planner(model, example, recipe, error).plan(recipe)
@@ -188,7 +192,7 @@ def fit(
     time_limit: float = 2.5,
     remember: bool = False,
     report: Report | None = None,
-    progress: Progress | None = None,
+    progress: ProgressLike = None,
 ) -> nn.Module:
     """Plan and apply: train the model inside a budget. `remove` undoes it.
 
@@ -212,21 +216,35 @@ def fit(
         time_limit=time_limit,
         remember=remember,
         report=report,
-        progress=progress,
     )
-    return fit_by(recipe, model, Sample.of(sample))
+    return fit_by(recipe, model, Sample.of(sample), progress)
 
 
-def fit_by(recipe: Recipe, model: nn.Module, example: Sample) -> nn.Module:
+def fit_by(recipe: Recipe, model: nn.Module, example: Sample, progress: ProgressLike = None) -> nn.Module:
     """Plan and apply by a recipe: whole, or region by region if the model cannot be captured whole."""
     _say_if_above_what_is_free(recipe, model, example)
-    try:
-        return _attached(model, Runner(recipe=recipe), example)
-    except CaptureError as error:
-        recipe = _of_tensors(without_channels_last(recipe), model, example)
-        with removed(model):
-            plan = make_region_planner(model, example, recipe, error).plan(recipe)
-        return apply_regions(plan, model, example)
+    with progress_line(progress, "tracing a training step") as line:
+        recipe = _told(recipe, line)
+        try:
+            return _attached(model, Runner(recipe=recipe), example)
+        except CaptureError as error:
+            line.doing("planning region by region")
+            recipe = _of_tensors(without_channels_last(recipe), model, example)
+            with removed(model):
+                plan = make_region_planner(model, example, recipe, error).plan(recipe)
+            return apply_regions(plan, model, example)
+
+
+def _told(recipe: Recipe, line: ProgressLine) -> Recipe:
+    """The same recipe, whose stages are told to a line."""
+    given = recipe.report
+
+    def found(state: Found) -> None:
+        line.found(state)
+        if given is not None:
+            given(state)
+
+    return dataclasses.replace(recipe, report=found, progress=line.measured, report_stage=line.doing)
 
 
 def plan_of(model: nn.Module) -> Plan | None:
@@ -250,7 +268,7 @@ def frontier(
     backward_from: str = "auto",
     time_limit: float = 60.0,
     report: Callable[[Plan], None] | None = None,
-    progress: Progress | None = None,
+    progress: ProgressLike = None,
 ) -> Frontier:
     """The whole curve of memory against time: plans at fractions of the activation part, and the smallest.
 
@@ -270,11 +288,12 @@ def frontier(
         outputs=outputs,
         backward_from=backward_from,
         time_limit=time_limit / (len(fractions) + 1),
-        progress=progress,
     )
     recipe = without_channels_last(recipe)  # one layout for all points, and the lowest are in the model's own
     example = Sample.of(sample)
-    with removed(model):
+    with progress_line(progress, "tracing a training step") as line, removed(model):
+        recipe = _told(recipe, line)
+        report = _counted_points(line, len(fractions) + 1, report)
         try:
             with traced_for(model, example, recipe) as joint:
                 largest = dataclasses.replace(recipe, budget=float(max(fractions, default=1.0)))
@@ -284,6 +303,20 @@ def frontier(
         except CaptureError as error:
             regions = make_region_planner(model, example, recipe, error)
             return _curve(frontier_recipes(recipe, regions, fractions), regions.plan, report)
+
+
+def _counted_points(line: ProgressLine, total: int, report: Callable[[Plan], None] | None) -> Callable[[Plan], None]:
+    """A report of plans that tells a line how many there are."""
+    done = 0
+
+    def planned(plan: Plan) -> None:
+        nonlocal done
+        done += 1
+        line.doing(f"planning the next budget {done}/{total}")
+        if report is not None:
+            report(plan)
+
+    return planned
 
 
 def _curve(points: Iterable[Recipe], make: Callable[[Recipe], Plan], report: Callable[[Plan], None] | None) -> Frontier:

@@ -6,6 +6,7 @@ from rich.progress import Progress
 
 from memfit.cli.progress import Display, display, solving_words
 from memfit.plan.solve import Found
+from memfit.progress import progress_line
 
 
 def test_the_state_of_a_search_is_one_line():
@@ -38,3 +39,15 @@ def test_nothing_is_shown_where_stderr_is_no_terminal(capsys):
         with shown.hidden():
             pass
     assert capsys.readouterr().err.strip() == ""
+
+
+def test_calls_of_a_command_speak_through_its_display():
+    counts = []
+    with display() as shown:
+        with progress_line(None, "tracing") as line:
+            assert line is shown
+        with progress_line(lambda done, total: counts.append((done, total)), "tracing") as line:
+            line.measured(1, 2)
+            line.doing("timing")  # goes to the display
+            assert shown._progress.tasks[0].description == "timing"
+    assert counts == [(1, 2)]

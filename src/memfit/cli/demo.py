@@ -1,5 +1,6 @@
-"""`memfit demo`: two well-known models in half of their activation memory, planned and eager side by side."""
+"""`memfit demo`: a model inside a hard limit, then two well-known ones in half of their activation memory."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,8 @@ from rich.text import Text
 
 from memfit.cli import options
 from memfit.cli.demo_case import CASES, DemoCase, Result, run_case
+from memfit.cli.demo_limit import CASE as LIMITED
+from memfit.cli.demo_limit import LimitCase, LimitResult, print_limited, run_limited
 from memfit.cli.progress import display
 from memfit.cli.streams import check_writable, interruptible, only_results_on_stdout, write_file
 from memfit.errors import InvalidModel
@@ -19,16 +22,19 @@ from memfit.units import format_bytes
 
 NOT_AS_PROMISED = 4
 
-HELP = """Train ResNet-50 and GPT-2 in half of their activation memory, beside the eager run.
+HELP = """Train inside a hard limit in which plain PyTorch fails, then ResNet-50 and GPT-2 beside the eager run.
 
-For each: estimate, plan, then a few training steps planned and eager from the same weights and seeds. The table says
-what was measured. The report of each model is written to --folder. ResNet-50 needs torchvision, GPT-2 transformers;
-what is not installed is left out.
+First a Transformer in processes of its own: plain PyTorch without a limit, plain PyTorch under RLIMIT_DATA, and memfit
+under the same limit, planning included. That needs Linux. Then ResNet-50 and GPT-2 in half of their activation
+memory: estimate, plan, and a few training steps planned and eager from the same weights and seeds. Tables say what was
+measured; the figures of the first and a report of each other model are written to --folder. ResNet-50 needs
+torchvision, GPT-2 transformers; what is not installed is left out.
 
 \b
 Exit codes:
-  0  peaks within the budgets (up to 1%), gradients equal bit for bit
-  2  neither torchvision nor transformers is installed
+  0  plain PyTorch fails in the limit and memfit does not, losses and weights equal bit for bit;
+     peaks within the budgets (up to 1%), gradients equal bit for bit
+  2  nothing of it can run here
   4  a promise was not kept
 """
 
@@ -36,6 +42,8 @@ EXAMPLES = """\b
 Examples:
 \b
   memfit demo
+\b
+  memfit demo --only Transformer    # the hard limit alone
 \b
   memfit demo --only ResNet-50 --folder reports --force
 """
@@ -48,7 +56,9 @@ def demo(
     only: Annotated[
         str | None,
         typer.Option(
-            metavar="MODEL", help="One of the models alone.", autocompletion=options.completing(c.name for c in CASES)
+            metavar="MODEL",
+            help="One of the models alone.",
+            autocompletion=options.completing(c.name for c in (LIMITED, *CASES)),
         ),
     ] = None,
     steps: Annotated[int, typer.Option(metavar="N", min=1, help="Training steps, each planned and eager.")] = 3,
@@ -57,34 +67,50 @@ def demo(
     force: options.Force = False,
 ) -> None:
     """The command; what it does is said in HELP."""
-    cases = [each for each in CASES if only is None or each.name.lower() == only.lower()]
-    if not cases:
-        raise InvalidModel(f"the demo has no {only!r}; it has {' and '.join(each.name for each in CASES)}")
+    cases = _chosen(only)
     for case in cases:
-        check_writable(_report_path(folder, case), force=force, option="--folder: the report")
-    results: list[Result] = []
+        check_writable(_path(folder, case), force=force, option="--folder: the report")
+    console = Console(file=sys.stdout)  # of the answers, before stdout is kept from others
+    results: list[Result | LimitResult] = []
     with interruptible(), only_results_on_stdout(), display(time_limit) as shown:
         for case in cases:
-            if not case.is_installed:
-                shown.note(f"{case.name} is left out: {case.package} is not installed (pip install 'memfit[models]')")
+            if case.missing:
+                shown.note(f"{case.name} is left out: {case.missing}")
                 continue
-            result = run_case(case, steps=steps, time_limit_s=time_limit, seed=seed, shown=shown)
-            limit = Limit.of(str(result.budget_bytes))
-            write_file(
-                _report_path(folder, case), page.render(result.estimate, limit), noun="report", option="--folder"
-            )
-            results.append(result)
+            if isinstance(case, DemoCase):
+                result = run_case(case, steps=steps, time_limit_s=time_limit, seed=seed, shown=shown)
+                text = page.render(result.estimate, Limit.of(str(result.budget_bytes)))
+                results.append(result)
+            else:
+                limited = run_limited(case, steps=steps, time_limit_s=time_limit, seed=seed, shown=shown)
+                text = limited.to_json()
+                results.append(limited)
+                with shown.hidden():
+                    print_limited(console, limited)
+            write_file(_path(folder, case), text, noun="report", option="--folder")
     if not results:
-        raise InvalidModel("neither torchvision nor transformers is installed; pip install 'memfit[models]'")
-    print_results(Console(), results)
-    for result in results:
-        typer.echo(f"report: {_report_path(folder, result.case)}")
+        raise InvalidModel("nothing of the demo can run here; pip install 'memfit[models]'")
+    print_results(console, [each for each in results if isinstance(each, Result)])
+    for each in results:
+        typer.echo(f"report: {_path(folder, each.case)}")
     if not all(each.kept_promises for each in results):
         raise typer.Exit(NOT_AS_PROMISED)
 
 
+def _chosen(only: str | None) -> list[LimitCase | DemoCase]:
+    """All cases, or the one of a name."""
+    cases: list[LimitCase | DemoCase] = [LIMITED, *CASES]
+    chosen = [each for each in cases if only is None or each.name.lower() == only.lower()]
+    if not chosen:
+        *others, last = (each.name for each in cases)
+        raise InvalidModel(f"the demo has no {only!r}; it has {', '.join(others)} and {last}")
+    return chosen
+
+
 def print_results(console: Console, results: list[Result]) -> None:
     """What was promised and what was measured, a column for each model."""
+    if not results:
+        return
     table = plain_table("Half of the activation memory, planned beside eager")
     table.add_column("", no_wrap=True)
     for result in results:
@@ -106,5 +132,6 @@ def print_results(console: Console, results: list[Result]) -> None:
     console.print(table)
 
 
-def _report_path(folder: Path, case: DemoCase) -> Path:
-    return folder / f"{case.name.lower()}.html"
+def _path(folder: Path, case: LimitCase | DemoCase) -> Path:
+    """Where the report of a case is written, or its figures."""
+    return folder / f"{case.name.lower()}.{'html' if isinstance(case, DemoCase) else 'json'}"

@@ -40,8 +40,10 @@ class DemoCase:
     outputs: str = "all"
 
     @property
-    def is_installed(self) -> bool:
-        return importlib.util.find_spec(self.package) is not None
+    def missing(self) -> str:
+        """Why it cannot run here; empty if it can."""
+        is_installed = importlib.util.find_spec(self.package) is not None
+        return "" if is_installed else f"{self.package} is not installed (pip install 'memfit[models]')"
 
     def batch(self) -> Mapping[str, torch.Tensor]:
         """Random images with labels, or random words that are their own labels."""
@@ -116,12 +118,10 @@ def run_case(case: DemoCase, *, steps: int, time_limit_s: float, seed: int, show
     model, batch = factory.build(), case.batch()
     sample = case.sample(batch)
     shown.doing(f"{case.name}: estimating")
-    estimate = api.estimate(model, dict(batch), loss=case.loss, progress=shown.measured)
+    estimate = api.estimate(model, dict(batch), loss=case.loss)
     budget_bytes = half_of_the_activations(model, estimate)
     shown.doing(f"{case.name}: planning")
-    plan = api.plan(
-        model, sample, budget=budget_bytes, outputs=case.outputs, time_limit=time_limit_s, report=shown.found
-    )
+    plan = api.plan(model, sample, budget=budget_bytes, outputs=case.outputs, time_limit=time_limit_s)
     shown.doing(f"{case.name}: applying the plan")
     twins = {"eager": copy.deepcopy(model), "planned": api.apply(plan, model, sample)}
     training = _Training(case, twins, batch, seed)

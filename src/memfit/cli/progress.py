@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from memfit.plan.solve import Found
+from memfit.progress import ProgressLine, SearchState, search_words, speaking
 
 
 class _Remaining(TimeRemainingColumn):
@@ -19,7 +19,7 @@ class _Remaining(TimeRemainingColumn):
         return Text("") if task.total is None or task.time_remaining is None else super().render(task) + Text(" left")
 
 
-class Display:
+class Display(ProgressLine):
     """One line: what is being done, how much of it, for how long, and how long it may still take."""
 
     def __init__(self, progress: Progress, time_limit_s: float | None = None) -> None:
@@ -28,22 +28,22 @@ class Display:
         self._task = progress.add_task("", total=None, count="")
         self._is_solving = False
 
-    def doing(self, description: str) -> None:
+    def doing(self, stage: str) -> None:
         """Begin something of unknown length."""
         self._is_solving = False
-        self._progress.reset(self._task, total=None, description=description, count="")
+        self._progress.reset(self._task, total=None, description=stage, count="")
 
     def measured(self, done: int, total: int) -> None:
         """Tell how many operators have been measured."""
-        self._tell("measuring operators", done, total)
+        self.counted("measuring operators", done, total)
 
     def planned(self, done: int, total: int) -> None:
         """Tell how many budgets have been planned for."""
-        self._tell("planning the next budget", done, total)
+        self.counted("planning the next budget", done, total)
 
     def checked(self, done: int, total: int) -> None:
         """Tell how many stored plans have been looked at."""
-        self._tell("checking stored plans", done, total)
+        self.counted("checking stored plans", done, total)
 
     def note(self, text: str) -> None:
         """Say something that stays, beside the line that goes."""
@@ -52,9 +52,9 @@ class Display:
 
     def ran(self, done: int, total: int) -> None:
         """Tell how many pairs of steps have run."""
-        self._tell("running planned and eager steps", done, total)
+        self.counted("running planned and eager steps", done, total)
 
-    def found(self, found: Found) -> None:
+    def found(self, found: SearchState) -> None:
         """Tell the best plan so far and what no plan can be below."""
         if not self._is_solving:
             self.doing("planning")
@@ -75,26 +75,27 @@ class Display:
         finally:
             self._progress.start()
 
-    def _tell(self, description: str, done: int, total: int) -> None:
-        self._progress.update(self._task, description=description, completed=done, total=total, count=f"{done}/{total}")
+    def counted(self, stage: str, done: int, total: int) -> None:
+        """Tell how much of something is done."""
+        self._progress.update(self._task, description=stage, completed=done, total=total, count=f"{done}/{total}")
 
 
-def solving_words(found: Found) -> str:
+def solving_words(found: SearchState) -> str:
     """The state of a search in one line.
 
+    >>> from memfit.plan.solve import Found
     >>> solving_words(Found(seconds=1.5, slowdown=0.064, bound=0.031, stages=7))
     'planning: best +6.4%, bound +3.1%, 1.5 s (Ctrl-C takes the best)'
     """
-    if found.slowdown is None:
-        return f"planning: no plan yet, bound {found.bound:+.1%}, {found.seconds:.1f} s"
-    return (
-        f"planning: best {found.slowdown:+.1%}, bound {found.bound:+.1%}, {found.seconds:.1f} s (Ctrl-C takes the best)"
-    )
+    return f"planning: {search_words(found)}"
 
 
 @contextlib.contextmanager
 def display(time_limit_s: float | None = None) -> Iterator[Display]:
-    """A display on stderr; nothing is shown where that is not a terminal. The time limit is that of a search."""
+    """A display on stderr; nothing is shown where that is not a terminal. The time limit is that of a search.
+
+    Calls in the body speak through it, so that there is one line and no second.
+    """
     console = Console(stderr=True)
     columns = (
         SpinnerColumn(),
@@ -105,4 +106,6 @@ def display(time_limit_s: float | None = None) -> Iterator[Display]:
         _Remaining(),
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        yield Display(progress, time_limit_s)
+        shown = Display(progress, time_limit_s)
+        with speaking(shown):
+            yield shown

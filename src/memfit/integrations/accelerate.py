@@ -42,7 +42,7 @@ def fit(
     optimizer: torch.optim.Optimizer | None = None,
     loss: Callable[[Any, Any], torch.Tensor] | None = None,
     allow: Sequence[str] = EXACT,
-    time_limit: float = 6.0,
+    time_limit: float = 2.5,
 ) -> nn.Module:
     """Train inside a budget under the accelerator's precision; the same model is returned, wrapped as it was.
 

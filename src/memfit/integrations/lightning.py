@@ -61,7 +61,7 @@ class MemfitCallback(Callback):  # type: ignore[misc]  # lightning is not looked
         *,
         batch: Any = None,
         allow: Sequence[str] = EXACT,
-        time_limit: float = 6.0,
+        time_limit: float = 2.5,
         measure_every: int = 100,
     ) -> None:
         self.fitted: Fitted | None = None
@@ -142,7 +142,7 @@ def fit(
     loss: Callable[[Any, Any], torch.Tensor] | None = None,
     accumulate: bool = False,
     allow: Sequence[str] = EXACT,
-    time_limit: float = 6.0,
+    time_limit: float = 2.5,
 ) -> nn.Module:
     """Train inside a budget with Fabric, before or after `fabric.setup`; the same model is returned.
 

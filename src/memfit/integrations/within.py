@@ -37,7 +37,7 @@ class Wishes:
     budget: Budget
     allow: tuple[str, ...] = EXACT
     outputs: str = "all"
-    time_limit_s: float = 6.0
+    time_limit_s: float = 2.5
 
     def __post_init__(self) -> None:
         check_budget(self.budget)

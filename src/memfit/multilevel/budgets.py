@@ -41,7 +41,8 @@ def plan_levels(engine: "Engine") -> None:
             )
             continue
         sample = _first_call(problem)
-        fit(problem.module, sample, problem.config.budget, optimizer=problem.optimizer)
+        progress = False if problem.engine.config.progress else None  # its bar is on the terminal already
+        fit(problem.module, sample, problem.config.budget, optimizer=problem.optimizer, progress=progress)
         log.info("%s: the module runs by a plan for %s", problem.name, problem.config.budget)
 
 

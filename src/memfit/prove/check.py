@@ -10,6 +10,7 @@ from memfit.capture.sample import Sample
 from memfit.errors import InvalidInput
 from memfit.execute.attach import removed
 from memfit.plan.plan import Plan
+from memfit.progress import ProgressLike, progress_line
 from memfit.prove.comparison import Comparison
 from memfit.prove.eager import AS_IT_IS, EagerComparison
 from memfit.recipe import EXACT
@@ -52,20 +53,28 @@ class Check:
         return "\n".join([*lines, f"  {self.how}"])
 
 
-def check(model: nn.Module, plan: Plan, sample: Any, *, seed: int = 0, tolerance: float | None = None) -> Check:
+def check(
+    model: nn.Module,
+    plan: Plan,
+    sample: Any,
+    *,
+    seed: int = 0,
+    tolerance: float | None = None,
+    progress: ProgressLike = None,
+) -> Check:
     """Run an eager and a planned step from one seed and compare all they make; the model stays as it is.
 
     The tolerance is 0 (bit for bit) for plans of exact techniques and 1e-6 for those that sum in another order,
     unless given. Lossy techniques need a tolerance to be judged by. Nothing takes more memory than the plan's budget:
     an eager step that does not fit keeps its saved tensors in a file in TMPDIR, and where not even that fits, a part of
-    the batch is compared. `Check.how` says what was done.
+    the batch is compared. `Check.how` says what was done. `progress` is as for `plan`.
     """
     lossy = [each for each in plan.allow if each.endswith("-bit")]
     if tolerance is None and lossy:
         raise InvalidInput(f"the plan allows {', '.join(lossy)}, which is lossy; say what to tolerate: tolerance=0.01")
     if tolerance is None:
         tolerance = 0.0 if set(plan.allow) <= set(EXACT) else _ROUNDED_DIFFERENTLY
-    with removed(model):
+    with progress_line(progress, "running an eager and a planned step"), removed(model):
         comparisons, how = EagerComparison(model, plan, Sample.of(sample), seed).run()
     return Check(model=type(model).__name__, seed=seed, tolerance=tolerance, comparisons=comparisons, how=how)
 

@@ -18,6 +18,7 @@ from memfit.errors import InvalidFile, InvalidInput, first_line
 from memfit.execute.attach import PlannedForward, planned_forwards, put_back, remove, removed
 from memfit.measure.peak import measure_peak
 from memfit.plan.plan import Plan
+from memfit.progress import ProgressLike, progress_line
 from memfit.units import format_bytes
 
 FORMAT = "memfit.profile"
@@ -108,20 +109,21 @@ def profile(
     *,
     pairs: int = 5,
     eager: bool | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: ProgressLike = None,
 ) -> Profile:
     """Run planned and eager steps in turns and measure; the model stays as it is.
 
     Ctrl-C between the first pair and the last gives what was measured until then.
     Eager steps are run where they fit the plan's budget; `eager=True` runs them wherever the machine can, `eager=False`
-    never does. The optimizer's step is not run; what it keeps is counted as the plan counts it.
+    never does. The optimizer's step is not run; what it keeps is counted as the plan counts it. A function
+    `progress(done, total)` is told how many pairs have run; otherwise `progress` is as for `plan`.
     """
     if eager is None:
         eager = plan.budget_bytes is None or plan.unplanned_peak_bytes <= plan.budget_bytes
     if pairs < 1:
         raise InvalidInput(f"at least one pair of steps is needed, {pairs} was given")
     example = Sample.of(sample)
-    with removed(model), nothing_remains(model, example):
+    with progress_line(progress, "measuring peaks") as line, removed(model), nothing_remains(model, example):
         eager_peak = _peak(model, example, plan) if eager else None
         apply(plan, model, sample)
         planned = planned_forwards(model)
@@ -138,8 +140,7 @@ def profile(
                 if not times:
                     raise
                 break
-            if progress is not None:
-                progress(number + 1, pairs)
+            line.counted("running planned and eager steps" if eager else "running planned steps", number + 1, pairs)
     return Profile(
         model=type(model).__name__,
         predicted_peak_bytes=plan.peak_bytes,

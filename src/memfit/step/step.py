@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from memfit.capture.with_loss import WithLoss
 from memfit.errors import InvalidInput, NonFiniteLoss
+from memfit.progress import ProgressLike, progress_line
 from memfit.recipe import Budget
 from memfit.step.accumulation import Accumulation, total_of
 from memfit.step.batches import Split, map_tensors, row_count, split_batch
@@ -71,6 +72,7 @@ class Step:
         sample: Any = None,
         time_limit: float = 20.0,
         report: Report | None = None,
+        progress: ProgressLike = None,
         reduction: str = "mean",
         weight: Weight | None = None,
         split: Split | None = None,
@@ -80,7 +82,8 @@ class Step:
     ) -> None:
         """`weight(batch)` counts what a mean is over; `split(batch, pieces)` cuts; `seed` is of stochastic rounding.
 
-        `time_limit` is in seconds, for the searches of a choice; `report` is called with every alternative.
+        `time_limit` is in seconds, for the searches of a choice; `report` is called with every alternative, `progress`
+        is as for `memfit.plan`.
         """
         check_without_closure(optimizer)
         check_reduction(reduction)
@@ -91,6 +94,7 @@ class Step:
         self.choice: Choice | None = None  # made under a budget
         self._wishes = None if budget is None else _wishes(budget, policy, techniques, time_limit, report)
         self._given = choice
+        self._progress = progress
         self.position = Position()
         self.gradient_norm: torch.Tensor | None = None  # before it was clipped, in the last update
         self._reduction = reduction
@@ -131,7 +135,9 @@ class Step:
             return self._given, with_loss(self.model, self.loss, batch)
         if self._wishes is None:
             raise InvalidInput('nothing is chosen without a budget; give one, for example budget="6GiB"')
-        return choose(self.model, self.optimizer, self.loss, batch, self._wishes, split=self._split)
+        with progress_line(self._progress, "choosing techniques") as line:
+            wishes = self._wishes.told(line)
+            return choose(self.model, self.optimizer, self.loss, batch, wishes, split=self._split)
 
     # Running
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memfit.errors import InvalidBudget, InvalidInput
+from memfit.progress import Progress, ProgressLine
 from memfit.recipe import EXACT, LOWERING, TECHNIQUES, Budget, Recipe, check_budget
 from memfit.step.choice import Alternative
 from memfit.step.policy import PERMISSIONS, StepPolicy
@@ -23,6 +24,7 @@ class Wishes:
     directory: Any = None  # of a disk tier; None: no disk
     time_limit_s: float = 20.0
     report: Report | None = None
+    progress: Progress | None = None
 
     def __post_init__(self) -> None:
         check_budget(self.budget)
@@ -42,4 +44,18 @@ class Wishes:
     @property
     def recipe(self) -> Recipe:
         """Of the plans."""
-        return Recipe(allow=tuple(dict.fromkeys((*EXACT, *(each for each in self.allow if each in TECHNIQUES)))))
+        allow = tuple(dict.fromkeys((*EXACT, *(each for each in self.allow if each in TECHNIQUES))))
+        return Recipe(allow=allow, progress=self.progress)
+
+    def told(self, line: ProgressLine) -> "Wishes":
+        """Return the same, whose stages are told to a line."""
+        looked_at = 0
+
+        def note(alternative: Alternative) -> None:
+            nonlocal looked_at
+            looked_at += 1
+            line.doing(f"choosing techniques, {looked_at} compared")
+            if self.report is not None:
+                self.report(alternative)
+
+        return dataclasses.replace(self, report=note, progress=line.measured)
