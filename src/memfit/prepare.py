@@ -232,9 +232,11 @@ def prepare(
 
 
 def may_be_probed(model: nn.Module, sample: Sample, graph: Graph) -> bool:
-    """Whether operators are run one by one: those of a model without weights only if that does not take long."""
+    """Whether operators are run one by one: those of a model without weights only if its step could run here."""
     if not is_fake(model, sample):
         return True
+    if simulate(graph, identity_program(graph)).peak_bytes > available(device_of(model)).free_bytes:
+        return False
     estimated_us = roofline_times(graph)
     by_signature = {each.signature: estimated_us[each.name] for each in graph.operations if each.signature}
     return sum(by_signature.values()) < _LONGEST_PROBING_S * 1e6

@@ -39,6 +39,8 @@ from memfit.ops.stretch import Stretch
 _AGREE = 0.08  # of a step: so near each other are two that nothing disturbed
 _SLOW_STEP_S = 0.7  # then what an extra run leaves in the cache is little beside the step, and every step has them
 
+_MUCH = 0.3  # of what all forms take: so much in common tells how two runs compare
+
 Form = tuple[str, bool]  # a signature, and whether it runs in place
 Seen = Mapping[Form, float]  # microseconds
 
@@ -101,8 +103,10 @@ class SeenTimes:
     def with_others(self, others: "SeenTimes") -> "SeenTimes":
         """These and those of later steps, scaled to these, see Note [Disturbed steps]."""
         common = self.times_us.keys() & others.times_us.keys()
-        theirs_us = sum(others.times_us[form] for form in common)
-        scale = sum(self.times_us[form] for form in common) / theirs_us if theirs_us > 0 else 1.0
+        own_us, theirs_us = (sum(each.times_us[form] for form in common) for each in (self, others))
+        # A few small calls say little of how busy the machine was: then later times are believed as they are.
+        is_much = theirs_us > _MUCH * sum(others.times_us.values()) and own_us > _MUCH * sum(self.times_us.values())
+        scale = own_us / theirs_us if is_much else 1.0
         scaled = {form: time_us * scale for form, time_us in others.times_us.items()}
         both = {form: min(scaled[form], self.times_us[form]) for form in common}
         return SeenTimes(
