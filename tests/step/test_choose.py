@@ -60,7 +60,7 @@ def fixed_times(monkeypatch):
 
     known = {}
 
-    def cost(optimizer, policy):
+    def cost(optimizer, policy, room_bytes=None):
         key = policy.is_updated_in_parts, policy.state_tier
         if key not in known:
             slower = 1 + policy.is_updated_in_parts + 3 * (policy.state_tier is not None)
@@ -173,6 +173,15 @@ def test_five_steps_are_those_of_the_plain_loop(budget):
     assert pieces > 1 or all(torch.equal(one, other) for one, other in zip(losses, plain_losses, strict=True))
     assert_same_parameters(model, plain)
     assert_same_state(step.optimizer, expected)
+
+
+def test_times_are_measured_below_what_parameters_and_gradients_take(tmp_path):
+    model, batch = wide(), deep_rows(16, 256)
+    parameter_bytes = sum(each.nbytes for each in model.parameters())
+    step = chosen(model, batch, int(1.9 * parameter_bytes), directory=tmp_path)
+    assert step.choice.times_measured
+    assert step.policy.update == "inside"
+    assert measured_peak(step, batch) <= step.choice.budget_bytes
 
 
 def test_choosing_changes_nothing():
