@@ -24,6 +24,7 @@ RUNTIME = RuntimeMemory(
 def _known_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """A process whose libraries take nothing and whose runtime takes what was measured once."""
     own = process_budget.process_peak
+    monkeypatch.setattr(process_budget, "_PLANNING_BYTES", 0)
     monkeypatch.setattr(process_budget, "release_freed_memory", lambda: True)
     monkeypatch.setattr(process_budget, "runtime_memory", lambda: RUNTIME)
     monkeypatch.setattr(
