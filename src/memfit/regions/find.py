@@ -152,8 +152,8 @@ class RegionSearch:
     ) -> None:
         """Store what is looked into and how.
 
-        `timed=False` does not run regions. `keeps_nothing` measures the step with every value made again, `must_fit`
-        with programs that fit beside the `rest`.
+        Regions are run and timed if `timed`, where there is a `rest`. `keeps_nothing` measures the step with every
+        value made again, `must_fit` with programs that fit beside the `rest`.
         """
         self.found: list[Region] = []
         self.left_eager: dict[str, str] = {}
@@ -221,7 +221,7 @@ class RegionSearch:
             limit_bytes = None if self._rest is None else self._rest.limit_of(module)
             options: dict[str, Any] = {"before": before, "timed": self._timed, "limit_bytes": limit_bytes}
             prepared = prepare(module, joint, sample, self._recipe, **options)
-            if self._timed:
+            if self._timed and limit_bytes is not None:  # without one nobody knows what may be run
                 prepared = with_times_within(module, joint, sample, prepared, self._recipe, limit_bytes)
             planner = make_planner(module, prepared, self._recipe)
             solution = self._baseline(module, prepared, planner)
