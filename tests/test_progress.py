@@ -139,7 +139,7 @@ def test_fit_and_its_like_say_what_they_do(terminal, monkeypatch):
     assert "planning" in terminal.getvalue()
     plan = memfit.plan(model, batch, budget=0.8, time_limit=0.3, progress=False)
     for call, words in (
-        (lambda: memfit.check(model, plan, batch), "running the planned step"),
+        (lambda: memfit.check(model, plan, batch), "running an eager and a planned step"),
         (lambda: memfit.profile(model, plan, batch, pairs=2), "measuring peaks"),
         (lambda: memfit.frontier(model, batch, fractions=(0.8,), time_limit=0.4), "planning"),
         (lambda: memfit.estimate(model, batch), "tracing a training step"),
