@@ -40,7 +40,7 @@ def measured(model: nn.Module, sample: Any, optimizer: torch.optim.Optimizer) ->
         optimizer.step()
 
     peaks = []
-    for _ in range(2):  # a release on a thread of the backend may be missed, which only makes it higher
+    for _ in range(6):  # a release on a thread of the backend may be missed, which only makes it higher
         model.zero_grad()
         peaks.append(measure_peak(run, resident=[model, sample, optimizer]))
     model.zero_grad()
