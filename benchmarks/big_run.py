@@ -78,7 +78,7 @@ def run(size: str, kind: str, directory: Path | None, console: Console) -> Run:
 
 
 def problems_of(runs: dict[str, Run], size: Size) -> list[str]:
-    """What was promised and is not so."""
+    """Return what was promised and is not so."""
     plain, budgeted = runs[PLAIN], runs[BUDGETED]
     problems = []
     if losses_of(plain) != losses_of(budgeted):

@@ -116,7 +116,7 @@ class MemoryRecorder:
 
     @classmethod
     def is_free(cls) -> bool:
-        """Whether no other profiler is running but recorders of this kind: there can be one only."""
+        """Return whether no other profiler is running but recorders of this kind: there can be one only."""
         return bool(cls._active) or not torch._C._autograd._profiler_enabled()
 
     def start(self) -> None:

@@ -76,7 +76,7 @@ def with_layout(
 
 
 def _room_bytes(graph: Graph, recipe: Recipe, device: str) -> int | None:
-    """What steps and operators may take beyond what is live before a step; None: what is free."""
+    """Return what steps and operators may take beyond what is live before a step; None: what is free."""
     if recipe.budget is None:
         return None
     if recipe.is_for_process:
@@ -86,7 +86,7 @@ def _room_bytes(graph: Graph, recipe: Recipe, device: str) -> int | None:
 
 
 def _fits(graph: Graph, room_bytes: int) -> bool:
-    """Whether unplanned steps fit in either layout; copies between layouts and workspaces come on top."""
+    """Return whether unplanned steps fit in either layout; copies between layouts and workspaces come on top."""
     more_bytes = simulate(graph, identity_program(graph)).peak_bytes - _resident_bytes(graph)
     return more_bytes * _COPIES <= room_bytes
 

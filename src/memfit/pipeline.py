@@ -228,7 +228,7 @@ class StepPlanner:
                 self._use(measured, recipe, solution)
 
     def _is_within(self, limit: int | None, solution: Solution) -> bool:
-        """Whether a solution keeps to a limit with the costs as they are now; what it takes is the same."""
+        """Return whether a solution keeps to a limit with the costs as they are now; what it takes is the same."""
         return limit is None or self.prepared.peak_bytes(self._program(solution)) <= limit
 
     def _program(self, solution: Solution) -> Program:

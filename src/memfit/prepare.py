@@ -77,7 +77,7 @@ class Prepared:
         ).peak_bytes
 
     def are_timed(self, program: Program) -> bool:
-        """Whether steps have shown what everything takes that a program runs, and what it is compared with."""
+        """Return whether steps have shown what everything takes that a program runs, and what it is compared with."""
         return self.seen.covers(self.graph, program) and self.is_reference_timed
 
     def can_run(self, program: Program) -> bool:
@@ -232,7 +232,7 @@ def prepare(
 
 
 def may_be_probed(model: nn.Module, sample: Sample, graph: Graph) -> bool:
-    """Whether operators are run one by one: those of a model without weights only if its step could run here."""
+    """Return whether operators are run one by one: those of a model without weights only if its step could run here."""
     if not is_fake(model, sample):
         return True
     if simulate(graph, identity_program(graph)).peak_bytes > available(device_of(model)).free_bytes:
@@ -269,7 +269,7 @@ def _probing_room(
 
 
 def held_gradient_bytes(model: nn.Module) -> int:
-    """What gradients of an earlier step take: they stay while a step is run to be timed."""
+    """Return what gradients of an earlier step take: they stay while a step is run to be timed."""
     return storage_bytes([each.grad for each in model.parameters() if each.grad is not None])
 
 
@@ -348,7 +348,7 @@ def _with_times(prepared: Prepared, recipe: Recipe) -> Prepared:
 
 
 def _may_be_used(variant: Operation, prepared: Prepared) -> bool:
-    """Whether a variant is certain to be exact, or was seen to be; kernels only where they are compiled."""
+    """Return whether a variant is certain to be exact, or was seen to be; kernels only where they are compiled."""
     operator = find_lean_operator(variant.technique)
     if variant.signature in prepared.seen.unequal:
         return False
@@ -394,7 +394,7 @@ def _plain_us(
 
 
 def _plain_step_us(prepared: Prepared, plain_us: Mapping[str, float]) -> float:
-    """What a step takes before it is rewritten."""
+    """Return what a step takes before it is rewritten."""
     assert prepared.plain is not None
     if prepared.plain.step_us is not None:
         return prepared.plain.step_us

@@ -60,7 +60,7 @@ class Recipe:
 
     @property
     def is_for_process(self) -> bool:
-        """Whether the budget is one of the whole process, see `process_budget.py`."""
+        """Return whether the budget is one of the whole process, see `process_budget.py`."""
         return self.budget == AVAILABLE
 
     @property
@@ -126,7 +126,7 @@ def check_budget(budget: Budget) -> None:
 
 
 def is_fraction(budget: Budget) -> bool:
-    """Whether a budget is a part of the unplanned peak."""
+    """Return whether a budget is a part of the unplanned peak."""
     return isinstance(budget, float) and budget <= 1
 
 

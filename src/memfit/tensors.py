@@ -56,6 +56,6 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements fill a stretch of memory without gaps."""
+    """Return whether a tensor's elements fill a stretch of memory without gaps."""
     span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.numel() > 0 and span == tensor.numel()

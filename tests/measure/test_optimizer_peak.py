@@ -1,5 +1,6 @@
 """The predicted peak of a step with any optimizer is the measured one, once its state grows no more."""
 
+import abc
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -30,8 +31,9 @@ class ByHand(Optimizer):
             for parameter in group["params"]:
                 self.update(parameter, self.state[parameter], group["lr"])
 
+    @abc.abstractmethod
     def update(self, parameter: nn.Parameter, state: dict[str, Any], rate: float) -> None:
-        raise NotImplementedError
+        """Change one parameter."""
 
 
 class ReplacingMoments(ByHand):

@@ -213,7 +213,7 @@ class _Holders:
 
     @property
     def hold(self) -> bool:
-        """Whether the storage would live, if there were no file."""
+        """Return whether the storage would live, if there were no file."""
         return self._is_original_there or self._saved > 0 or self._copies > 0
 
     def save(self, saved: _Saved) -> None:
@@ -336,12 +336,12 @@ class SavedTensors:
         return self.unpack(kept.packed).detach().requires_grad_(kept.requires_grad)
 
     def would_live(self, reference: _torch.StorageWeakRef) -> bool:
-        """Whether a storage would be in memory now, if there were no file."""
+        """Return whether a storage would be in memory now, if there were no file."""
         holders = self._holders.get(reference)
         return not reference.expired() if holders is None else holders.hold
 
     def _stays(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is not written; of subclasses and others without plain memory nothing is known."""
+        """Return whether a tensor is not written; of subclasses and others without plain memory nothing is known."""
         if not is_plain(tensor) or storage_key(tensor) in self._kept:
             return True
         return tensor.untyped_storage().nbytes() < SMALLEST_BYTES
@@ -351,7 +351,7 @@ _ACTIVE: list[SavedTensors] = []
 
 
 def would_live(reference: _torch.StorageWeakRef) -> bool:
-    """Whether a storage is in memory, or would be if there were no file, see Note [As if in memory]."""
+    """Return whether a storage is in memory, or would be if there were no file, see Note [As if in memory]."""
     return not reference.expired() or any(saved.would_live(reference) for saved in _ACTIVE)
 
 
@@ -361,7 +361,7 @@ def lasting_tensors(model: nn.Module, sample: Sample) -> list[torch.Tensor]:
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the bits of a tensor are those in its storage."""
+    """Return whether the bits of a tensor are those in its storage."""
     is_strided = type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer) and tensor.layout is torch.strided
     return is_strided and tensor.device.type in ("cpu", "cuda") and not tensor.is_conj() and not tensor.is_neg()
 

@@ -133,5 +133,5 @@ def print_results(console: Console, results: list[Result]) -> None:
 
 
 def _path(folder: Path, case: LimitCase | DemoCase) -> Path:
-    """Where the report of a case is written, or its figures."""
+    """Return where the report of a case is written, or its figures."""
     return folder / f"{case.name.lower()}.{'html' if isinstance(case, DemoCase) else 'json'}"

@@ -75,7 +75,7 @@ class LimitResult:
 
     @property
     def equal(self) -> bool:
-        """Whether losses and weights are those of plain PyTorch, bit for bit."""
+        """Return whether losses and weights are those of plain PyTorch, bit for bit."""
         same_losses = self.planned.losses == self.unlimited.losses
         return bool(self.planned.losses) and same_losses and self.planned.weights == self.unlimited.weights
 
@@ -147,7 +147,7 @@ def _environment() -> dict[str, str]:
 
 
 def print_limited(console: Console, result: LimitResult) -> None:
-    """What became of three processes, a column for each."""
+    """Return what became of three processes, a column for each."""
     limit = format_bytes(result.limit_bytes)
     table = plain_table(f"{result.case.name} x{result.case.model.batch_size} under a hard limit of the process")
     table.add_column("", no_wrap=True)

@@ -74,7 +74,7 @@ class Limit:
 
 
 def is_fused(operation: Operation) -> bool:
-    """Whether it takes as long in place, see Note [Over the first] in `ops/stretch.py`."""
+    """Return whether it takes as long in place, see Note [Over the first] in `ops/stretch.py`."""
     return operation.target.startswith(PREFIX)
 
 
@@ -249,7 +249,7 @@ class _ExtraBuilder(ProgramBuilder):
         return made
 
     def _wants(self, operation: Operation, *, in_place: bool) -> bool:
-        """Whether a form of an operation is to be run beside the step."""
+        """Return whether a form of an operation is to be run beside the step."""
         if operation.random or not operation.signature or (in_place and is_fused(operation)):
             return False
         return self._sampled[operation.signature, in_place] < _SAMPLES

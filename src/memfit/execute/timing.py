@@ -70,7 +70,7 @@ class SeenTimes:
 
     @classmethod
     def kept(cls, graph: Graph, cache: CostCache) -> "SeenTimes":
-        """What earlier runs saw of the operations of a graph."""
+        """Return what earlier runs saw of the operations of a graph."""
         signatures = {each.signature for each in (*graph.operations, *graph.alternatives)}
         known = {each: cost for each, cost in cache.load_steps().items() if each in signatures}
         fresh = {(each, False): cost.fresh_us for each, cost in known.items()}
@@ -97,7 +97,7 @@ class SeenTimes:
         )
 
     def covers(self, graph: Graph, program: Program) -> bool:
-        """Whether every form that a program runs was timed."""
+        """Return whether every form that a program runs was timed."""
         return all(form in self.times_us for form in _forms(graph, program))
 
     def with_others(self, others: "SeenTimes") -> "SeenTimes":
@@ -155,7 +155,7 @@ def operation_times(
     time_limit_s: float = 1.5,
     like: Likenesses | None = None,
 ) -> OperationTimes:
-    """What every operation and variant takes, seen in steps of the unplanned program, which must fit."""
+    """Return what every operation and variant takes, seen in steps of the unplanned program, which must fit."""
     program = unplanned_program(graph)
     seen = step_times(module, graph, program, model, sample, steps=steps, time_limit_s=time_limit_s, like=like)
     return with_estimates(graph, seen, like)
@@ -345,7 +345,7 @@ def _are_slow(runs: Sequence[tuple[Times, Times]]) -> bool:
 
 
 def _agree(runs: Sequence[tuple[Times, Times]]) -> bool:
-    """Whether nothing disturbed the last two of long steps, so that more would say the same."""
+    """Return whether nothing disturbed the last two of long steps, so that more would say the same."""
     if len(runs) < 2 or not _are_slow(runs):
         return False
     last = [_step_us(run) for run in runs[-2:]]

@@ -46,11 +46,11 @@ class CostCache:
         self.path = (folder or cache_folder()) / f"{_file_name(device)}.json"
 
     def load(self) -> dict[str, OperatorCost]:
-        """What calls took alone."""
+        """Return what calls took alone."""
         return self._load()[0]
 
     def load_steps(self) -> dict[str, StepCost]:
-        """What calls took in steps."""
+        """Return what calls took in steps."""
         return self._load()[1]
 
     def _load(self) -> tuple[dict[str, OperatorCost], dict[str, StepCost]]:

@@ -138,7 +138,7 @@ class _Room:
         self._shares: dict[str, float] = {}  # by operator: the largest workspace to what a call reads and makes
 
     def call_bytes(self, signature: str) -> int:
-        """What a call reads and makes."""
+        """Return what a call reads and makes."""
         return sum(signatures.argument_bytes(signature)) + self._made_bytes.get(signature, 0)
 
     def learn(self, signature: str, cost: OperatorCost) -> None:
@@ -147,7 +147,7 @@ class _Room:
         self._shares[name] = max(share, self._shares.get(name, 0.0))
 
     def knows(self, signature: str) -> bool:
-        """Whether a call of the same operator was seen, or cannot be."""
+        """Return whether a call of the same operator was seen, or cannot be."""
         name = signatures.operator_name(signature)
         return name in self._shares or name in self._not_seen
 
@@ -176,7 +176,7 @@ class _Room:
 
 
 def _unknown_share(name: str) -> float:
-    """How much of what a call reads and makes its workspace may be, before a call of the operator was seen."""
+    """Return how much of what a call reads and makes its workspace may be, before a call of the operator was seen."""
     if name.startswith("aten.") and not any(part in name for part in _WITH_WORKSPACES):
         return 0.0
     return _LEAN_SHARE if is_lean_function(signatures.known_operator(name)) else _UNKNOWN_SHARE
@@ -213,7 +213,7 @@ def _probe_batch(
 
 
 def _rises(events: Iterable[tuple[str, int]]) -> dict[int, int]:
-    """How far the live bytes rise while each probe runs, by its number."""
+    """Return how far the live bytes rise while each probe runs, by its number."""
     rises: dict[int, int] = {}
     number, live_bytes = -1, 0
     for label, change_bytes in events:
@@ -274,7 +274,7 @@ class _Probe:
             self._time_us = _time_us(lambda: operator(*args, **kwargs), args)
 
     def cost(self, rises: Mapping[int, int]) -> OperatorCost | None:
-        """What was seen; None if it did not run."""
+        """Return what was seen; None if it did not run."""
         if self._output_bytes is None:
             return None
         rise_bytes = rises.get(self._number) if self._rise_bytes is None else self._rise_bytes

@@ -189,7 +189,7 @@ def known_operator(name: str) -> Any:
 
 
 def _only_reads(operator: Any) -> bool:
-    """Whether an operator is known to write into none of its arguments."""
+    """Return whether an operator is known to write into none of its arguments."""
     if is_lean_function(operator):
         return True
     schema = getattr(operator, "_schema", None)

@@ -75,7 +75,7 @@ def chosen(techniques: Collection[str]) -> tuple[LeanOperator, ...]:
 
 
 def is_lean_function(target: Any) -> bool:
-    """Whether this is a function of a lean operator in the form that writes into none of its arguments."""
+    """Return whether this is a function of a lean operator in the form that writes into none of its arguments."""
     return callable(target) and target in _READING
 
 

@@ -62,7 +62,7 @@ class Expander:
         return self._measured(forward, backward)
 
     def revalued(self, expansion: Expansion) -> Expansion:
-        """What an expansion of the same graph comes to with the costs of this problem."""
+        """Return what an expansion of the same graph comes to with the costs of this problem."""
         problem = self._problem
         forward = [
             [self._same(way, turn if number == 0 else None) for number, way in enumerate(ways)]

@@ -82,5 +82,5 @@ def _largest_in(chunk: torch.Tensor) -> float:
 
 
 def _is_noise(difference: float, eager: AnyTensor | None, noise: float) -> bool:
-    """Whether a relative difference is a tiny one: the gradient of a key's bias is zero but for rounding."""
+    """Return whether a relative difference is a tiny one: the gradient of a key's bias is zero but for rounding."""
     return eager is not None and difference * (_largest(eager) or 1.0) <= noise

@@ -159,11 +159,11 @@ class EagerComparison:
         return spilled_activations(lasting_tensors(self._model, sample), file=file, room_bytes=self._room_bytes())
 
     def _room_bytes(self) -> int:
-        """What values of a forward pass may take."""
+        """Return what values of a forward pass may take."""
         return max(0, self._limit_bytes - self._resident_bytes)
 
     def _expected_bytes(self, *, spills: bool) -> int:
-        """What is put into the file: saved tensors, gradients, buffers before and after a step."""
+        """Return what is put into the file: saved tensors, gradients, buffers before and after a step."""
         trained = [each for each in self._model.parameters() if each.requires_grad]
         results_bytes = storage_bytes(trained) + 2 * storage_bytes(list(self._model.buffers()))
         if not spills:

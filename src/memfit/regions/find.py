@@ -111,7 +111,7 @@ class Rest:
         )
 
     def limit_of(self, module: nn.Module) -> int:
-        """What a region may take with its parameters and what it is given."""
+        """Return what a region may take with its parameters and what it is given."""
         return self.limit_bytes - self.held_bytes + held_bytes([module])
 
 

@@ -195,7 +195,7 @@ def could_be_in_regions(model: nn.Module, sample: Sample, recipe: Recipe) -> boo
 
 
 def _operators_us(regions: Sequence[Region]) -> float:
-    """What operators of all regions take, see Note [Inside the budget] in `regions/whole.py`."""
+    """Return what operators of all regions take, see Note [Inside the budget] in `regions/whole.py`."""
     return sum(region.calls * region.kind.planner.problem.own_time_us for region in regions)
 
 

@@ -72,7 +72,7 @@ def eager_step(model: nn.Module, sample: Sample, recipe: Recipe) -> EagerStep:
 
 
 def limit_of(eager: EagerStep, recipe: Recipe) -> int | None:
-    """What steps that are run to plan may take in memory; None if the eager step itself may be run."""
+    """Return what steps that are run to plan may take in memory; None if the eager step itself may be run."""
     assert eager.peak_bytes is not None
     step_bytes = eager.peak_bytes - eager.optimizer.state_bytes
     limit_bytes = eager.resident_bytes + int(_FREE_SHARE * available().free_bytes)

@@ -198,7 +198,7 @@ class _Search:
         return self._costs[key]
 
     def _room_bytes(self) -> int | None:
-        """What is left of the budget beside model and optimizer, as far as that is known."""
+        """Return what is left of the budget beside model and optimizer, as far as that is known."""
         limit = self._wishes.budget if isinstance(self._wishes.budget, str | int) else self._ledger.limit_bytes
         if limit is None:
             return None

@@ -165,7 +165,7 @@ class Piece:
 
 
 def _limit_bytes(budget: Budget, external_bytes: int, peak_bytes: int | None) -> int | None:
-    """What a piece may take of a budget; None if that is not known."""
+    """Return what a piece may take of a budget; None if that is not known."""
     if budget is None or (peak_bytes is None and is_fraction(budget)):
         return None
     return max(0, budget_bytes(budget, (peak_bytes or 0) + external_bytes) - external_bytes)
