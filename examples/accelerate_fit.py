@@ -63,7 +63,7 @@ def train(budget):
 
 
 _, plain_losses, plain_peak = train(None)
-budget = int(0.75 * plain_peak)
+budget = int(0.9 * plain_peak)
 model, losses, peak = train(budget)
 print(memfit.plan_of(model))
 print(f"losses equal bit for bit: {losses == plain_losses}")

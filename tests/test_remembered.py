@@ -45,7 +45,7 @@ def batch(rows: int = 256) -> torch.Tensor:
 
 
 def fitted(model: nn.Module, sample: torch.Tensor, budget: float | str = 0.9, **options: Any) -> nn.Module:
-    return memfit.fit(model, sample, budget, time_limit=1, remember=True, **options)
+    return memfit.fit(model, sample, budget, time_limit=1, **options)
 
 
 def gradients(model: nn.Module) -> list[torch.Tensor]:
@@ -91,9 +91,9 @@ def test_what_differs_is_planned_anew(other: dict[str, Any], searches: list[int]
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_nothing_is_kept_unless_asked_for(folder: Path, searches: list[int]) -> None:
+def test_nothing_is_kept_or_taken_where_that_is_asked_for(folder: Path, searches: list[int]) -> None:
     for _ in range(2):
-        memfit.fit(chain(), batch(), 0.9, time_limit=1)
+        memfit.fit(chain(), batch(), 0.9, time_limit=1, remember=False)
     assert len(searches) == 2
     assert not folder.exists()
 

@@ -48,6 +48,8 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
 `layout_check` rests on `TensorGuards` of `torch._C._dynamo`
     Whether tensors are still of the types, sizes, strides, dtypes and devices that others had, and require gradients
     as they did; holds none of them.
+`graph_module` rests on `_make_graph_module` and `_use_lazy_graph_module`
+    A graph module whose code is written when it is first called, which ours are not.
 `StorageWeakRef` is `torch.multiprocessing.reductions`' own
     Whether a storage is still in memory, without keeping it there.
 
@@ -89,6 +91,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -117,6 +120,7 @@ __all__ = [
     "first_operator",
     "fresh_kernel_cache",
     "functions_named",
+    "graph_module",
     "is_plain",
     "keeps_graph",
     "keywords_of",
@@ -138,7 +142,8 @@ def export_joint(
     stack: contextlib.ExitStack, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> JointWithDescriptors:
     """Trace forward and backward of a module into one graph with static shapes."""
-    return aot_export_joint_with_descriptors(stack, module, args, kwargs, ignore_shape_env=True)
+    with _use_lazy_graph_module(True):
+        return aot_export_joint_with_descriptors(stack, module, args, kwargs, ignore_shape_env=True)
 
 
 def compile_joint(
@@ -159,7 +164,7 @@ def compile_joint(
     joint._aot_state.fw_metadata.bw_donated_idxs = []
     config = joint._aot_state.aot_config
     joint._aot_state.aot_config = dataclasses.replace(config, enable_log=_logs_graphs())
-    with torch._functorch.config.patch(donated_buffer=False):
+    with torch._functorch.config.patch(donated_buffer=False), _use_lazy_graph_module(True):
         compiled: Any = aot_compile_joint_with_descriptors(
             joint, partition_fn=partition, fw_compiler=forward, bw_compiler=backward
         )
@@ -184,6 +189,13 @@ def result_places(joint: JointWithDescriptors) -> range:
     metadata = joint._aot_state.fw_metadata
     first = metadata.num_mutated_inp_runtime_indices
     return range(first, first + metadata.num_outputs)
+
+
+def graph_module(root: nn.Module, graph: fx.Graph) -> fx.GraphModule:
+    """A graph with the constants of a module; no code is written of it before it is called."""
+    with _use_lazy_graph_module(True):
+        made: fx.GraphModule = _make_graph_module(root, graph)
+    return made
 
 
 def split_joint(

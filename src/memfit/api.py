@@ -100,7 +100,7 @@ def plan(
     device: str | None = None,
     outputs: str = "all",
     backward_from: str = "auto",
-    time_limit: float = 2.5,
+    time_limit: float = 6.0,
     report: Report | None = None,
     progress: ProgressLike = None,
 ) -> Plan:
@@ -189,8 +189,8 @@ def fit(
     kernels: str = "eager",
     outputs: str = "all",
     backward_from: str = "auto",
-    time_limit: float = 2.5,
-    remember: bool = False,
+    time_limit: float = 6.0,
+    remember: bool = True,
     report: Report | None = None,
     progress: ProgressLike = None,
 ) -> nn.Module:
@@ -199,8 +199,8 @@ def fit(
     The same module is returned: same class, same `state_dict` keys, same numbers bit for bit unless `allow`
     names a technique that says otherwise. Keywords are those of `plan`. Calls of another shape, dtype or mode
     than `sample` are captured and planned when they first come. Without a budget, and without `recompute`,
-    the captured step runs unplanned. With `remember` the plan is kept on disk, and a later run with the same model,
-    sample and wishes on this machine takes it: nothing is measured or searched then.
+    the captured step runs unplanned. The plan is kept on disk, and a later run with the same model, sample and
+    wishes on this machine takes it: nothing is measured or searched then. `remember=False` plans anew.
     """
     _check_trainable(model)
     recipe = _recipe(

@@ -16,6 +16,7 @@ from memfit.describe import describe_sample, device_of, model_digest
 from memfit.errors import InfeasibleBudget
 from memfit.ir import Program
 from memfit.measure.optimizer import is_optimizer_name, optimizer_name
+from memfit.plan.bounding import wait_until_quiet
 from memfit.plan.expand import program_of
 from memfit.plan.identity import identity_program
 from memfit.plan.plan import Plan, fates_of
@@ -29,8 +30,19 @@ from memfit.units import format_bytes
 
 _MOST_CORRECTIONS = 3  # of what fused kernels take that are compiled for the plan
 _MOST_ROUNDS = 3  # of planning, running the plan with a clock, and planning again
-_FIRST_SEARCH_S = 0.8  # for a plan that is only made to be timed
-_LATER_SEARCH_S = 2.0  # for a plan whose times are known but for a few
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Effort:
+    """How hard to look for a plan."""
+
+    seconds: float = math.inf  # or the recipe's limit, if that is lower
+    enough: float | None = None  # a plan that slows the step down by no more ends the search
+
+
+_TO_BE_TIMED = _Effort(seconds=0.8, enough=0.3)  # for a plan that is only made to be run with a clock
+_ALL = _Effort()
+_ONCE_MORE = _Effort(seconds=0.8)  # for a plan whose times are known but for a few
 
 
 def make_planner(model: nn.Module, prepared: Prepared, recipe: Recipe) -> Planner:
@@ -48,24 +60,27 @@ def make_planner(model: nn.Module, prepared: Prepared, recipe: Recipe) -> Planne
     return Planner(problem, kept=kept, dropped=dropped)
 
 
-def solve(
-    planner: Planner, prepared: Prepared, recipe: Recipe, time_limit_s: float | None = None
-) -> tuple[Solution, int | None]:
+def solve(planner: Planner, prepared: Prepared, recipe: Recipe, effort: _Effort = _ALL) -> tuple[Solution, int | None]:
     """The plan for the recipe's budget, and that budget in bytes."""
-    if time_limit_s is not None:
-        recipe = dataclasses.replace(recipe, time_limit_s=min(time_limit_s, recipe.time_limit_s))
+    recipe = dataclasses.replace(recipe, time_limit_s=min(effort.seconds, recipe.time_limit_s))
     if recipe.budget is None:
         return planner.by_hand(), None
     if recipe.budget == "smallest":
         return _smallest(planner, prepared, recipe)
     limit = budget_bytes(recipe.budget, prepared.unplanned_peak_bytes)
     try:
-        return planner.solve(limit, time_limit_s=recipe.time_limit_s, report=recipe.report), limit
+        found = planner.solve(limit, time_limit_s=recipe.time_limit_s, report=recipe.report, enough=effort.enough)
+        return found, limit
     except InfeasibleBudget:
         smallest, smallest_bytes = _smallest(planner, prepared, recipe)
         if smallest_bytes <= limit:
             return smallest, limit
         raise _infeasible(planner, recipe, limit, smallest, smallest_bytes) from None
+
+
+def _to_be_timed(planner: Planner, limit_bytes: int) -> Solution:
+    """A plan under a limit that is found quickly."""
+    return planner.solve(limit_bytes, time_limit_s=_TO_BE_TIMED.seconds, enough=_TO_BE_TIMED.enough)
 
 
 def _smallest(planner: Planner, prepared: Prepared, recipe: Recipe) -> tuple[Solution, int]:
@@ -128,14 +143,16 @@ class StepPlanner:
         fitting_bytes = self._fits_as_it_is(recipe)
         if fitting_bytes is not None:
             return self._written(recipe, self.planner.unplanned_solution(), fitting_bytes, start)
-        time_limit_s = self._first_search_s()
+        effort = _ALL if self._is_timed() else _TO_BE_TIMED
         for _ in range(_MOST_ROUNDS):
-            solution, limit = self._solved(recipe, time_limit_s)
-            if solution.interrupted or not self._times(recipe, solution, limit):
+            solution, limit = self._solved(recipe, effort)
+            if solution.interrupted:
                 break
-            time_limit_s = None if time_limit_s == _FIRST_SEARCH_S else _LATER_SEARCH_S
+            if not self._times(recipe, solution, limit) and effort is not _TO_BE_TIMED:
+                break
+            effort = _ALL if effort is _TO_BE_TIMED else _ONCE_MORE
         else:
-            solution, limit = self._solved(recipe, time_limit_s)
+            solution, limit = self._solved(recipe, effort)
         return self._written(recipe, solution, limit, start)
 
     def _fits_as_it_is(self, recipe: Recipe) -> int | None:
@@ -147,15 +164,14 @@ class StepPlanner:
         limit = budget_bytes(recipe.budget, self.prepared.unplanned_peak_bytes)
         return limit if self.planner.unplanned.peak_bytes <= limit else None
 
-    def _first_search_s(self) -> float | None:
-        """Seconds for the first search: few, if its plan is only made to be timed; None: all there are."""
+    def _is_timed(self) -> bool:
+        """Return whether all that an unplanned step runs was timed, or cannot be."""
         unplanned = program_of(self.planner.problem, self.planner.unplanned)
-        is_timed = not self.prepared.may_be_timed or self.prepared.are_timed(unplanned)
-        return None if is_timed else _FIRST_SEARCH_S
+        return not self.prepared.may_be_timed or self.prepared.are_timed(unplanned)
 
-    def _solved(self, recipe: Recipe, time_limit_s: float | None) -> tuple[Solution, int | None]:
+    def _solved(self, recipe: Recipe, effort: _Effort) -> tuple[Solution, int | None]:
         """Solve with costs that hold for what the solution runs: its kernels are compiled and measured."""
-        solution, limit = self._found(recipe, time_limit_s)
+        solution, limit = self._found(recipe, effort)
         for _ in range(_MOST_CORRECTIONS):
             corrected = with_compiled_costs(self._model, self.prepared, self._program(solution))
             if corrected is None:
@@ -163,15 +179,15 @@ class StepPlanner:
             self._use(corrected, recipe, solution)
             if not self._is_within(limit, solution):
                 self._measure_all_kernels(recipe, solution)
-                solution, limit = self._found(recipe, time_limit_s)
+                solution, limit = self._found(recipe, effort)
         self._believe(recipe, solution, limit)
         return solution, limit
 
-    def _found(self, recipe: Recipe, time_limit_s: float | None) -> tuple[Solution, int | None]:
-        """Search for some seconds; for all there are before a budget is refused."""
-        if time_limit_s is not None:
+    def _found(self, recipe: Recipe, effort: _Effort) -> tuple[Solution, int | None]:
+        """Search as hard as is asked for; for all the time there is before a budget is refused."""
+        if effort is not _ALL:
             with contextlib.suppress(InfeasibleBudget):
-                return solve(self.planner, self.prepared, recipe, time_limit_s)
+                return solve(self.planner, self.prepared, recipe, effort)
         return solve(self.planner, self.prepared, recipe)
 
     def _times(self, recipe: Recipe, solution: Solution, limit: int | None) -> bool:
@@ -186,6 +202,7 @@ class StepPlanner:
             program = self._beside_gradients(program, limit)
         if program is None:
             return False
+        wait_until_quiet()
         timed = with_step_times(self._model, self._joint, self._sample, self.prepared, recipe, program, limit)
         if timed is self.prepared:
             return False
@@ -198,7 +215,7 @@ class StepPlanner:
         if not gradient_bytes or self.prepared.peak_bytes(program) + gradient_bytes <= limit:
             return program
         try:
-            smaller = self.planner.solve(limit - gradient_bytes, time_limit_s=_FIRST_SEARCH_S)
+            smaller = _to_be_timed(self.planner, limit - gradient_bytes)
         except InfeasibleBudget:
             return None
         return self._program(smaller)
@@ -253,7 +270,7 @@ def with_times_within(
         return prepared
     if limit_bytes is not None and prepared.peak_bytes(program) > limit_bytes:
         try:
-            program = program_of(planner.problem, planner.solve(limit_bytes, time_limit_s=_FIRST_SEARCH_S).expansion)
+            program = program_of(planner.problem, _to_be_timed(planner, limit_bytes).expansion)
         except InfeasibleBudget:
             return prepared
     return with_step_times(model, joint, sample, prepared, recipe, program, limit_bytes)

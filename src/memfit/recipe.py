@@ -47,7 +47,7 @@ class Recipe:
     outputs: str = "all"
     device: Device | None = None  # None: where the model is
     beside_bytes: int = 0  # live all along and not the model's: gradients of earlier batches, other models
-    time_limit_s: float = 2.5
+    time_limit_s: float = 6.0
     remember: bool = False  # take the plan of an earlier run, and keep this one's, see `remembered.py`
     report: Report | None = None
     progress: Progress | None = None

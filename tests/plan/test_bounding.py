@@ -23,7 +23,7 @@ def test_no_plan_is_below_it() -> None:
     for share in (0.2, 0.5, 0.9):
         budget_bytes = floor_bytes + int(share * (planner.unplanned.peak_bytes - floor_bytes)) // KIB * KIB
         beside = bounding(planner, budget_bytes, 20.0).start()
-        beside.wait()
+        beside.wait(math.inf)
         found = Planner(planner.problem).solve(budget_bytes)
         bound_us = beside.bound_us + planner.problem.least_own_us
         assert -math.inf < bound_us <= found.expansion.extra_us + 1e-6
@@ -57,16 +57,20 @@ def test_a_solver_that_does_not_come_back_is_not_waited_for(
     monkeypatch.setattr(module, "_PATIENCE_S", 0.1)
     beside = bounding(Planner(residual(6).problem()), 10**9, 0.1).start()
     start = time.monotonic()
-    beside.wait()
+    beside.wait(math.inf)
     beside.stop()
+    assert time.monotonic() - start < 10
+    monkeypatch.setattr(module, "_LONGEST_PATIENCE_S", 0.1)
+    module.wait_until_quiet()
     come_back.set()
     assert time.monotonic() - start < 10
     beside._thread.join()
     assert "HiGHS has not ended in time" in caplog.text
+    module.wait_until_quiet()  # nothing is left
 
 
 def test_a_search_without_a_limit_can_wait() -> None:
     planner = Planner(residual(3).problem())
     beside = bounding(planner, planner.floor_bytes() + 1024 * KIB, math.inf).start()
-    beside.wait()
+    beside.wait(math.inf)
     assert not beside._thread.is_alive()

@@ -9,6 +9,7 @@ from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit.capture.trace import Joint
+from memfit.collecting import collected_later
 from memfit.errors import ExecutionError
 from memfit.execute.codegen import OVERWRITES, generate
 from memfit.execute.partition import planned_partition, unplanned_program
@@ -37,7 +38,8 @@ class CompiledCall:
         self._differentiated = joint.differentiated
         self._guarded = joint.undifferentiated
         self.changes_only_buffers = not joint.changes_arguments and not joint.changes_parameters
-        self._run = _compile(joint, graph, program or unplanned_program(graph), around_backward)
+        with collected_later():
+            self._run = _compile(joint, graph, program or unplanned_program(graph), around_backward)
 
     def __call__(self, states: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Any:
         """Run on the current parameters and buffers (`states`) and the call's arguments."""

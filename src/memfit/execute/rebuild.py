@@ -52,7 +52,7 @@ def rebuild(
     builder.turn_around()
     results += builder.run(program.backward, outputs[forward_outputs:])
     builder.graph.output(results).meta.update(output.meta)
-    return fx.GraphModule(joint, builder.graph), list(builder.saved)
+    return _torch.graph_module(joint, builder.graph), list(builder.saved)
 
 
 class _Generation:

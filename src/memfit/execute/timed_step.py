@@ -42,6 +42,7 @@ from memfit.capture.nodes import REMAKES
 from memfit.capture.rehearse import generators_kept
 from memfit.capture.sample import Sample
 from memfit.capture.trace import ROOT
+from memfit.collecting import collected_later
 from memfit.errors import ExecutionError, InvalidModel
 from memfit.execute.codegen import OVERWRITES
 from memfit.execute.rebuild import OPERATION, ProgramBuilder, owned
@@ -97,11 +98,12 @@ class TimedStep:
         self.equal: set[int] = set()  # variants, see Note [Seen to be equal]
         self.unequal: set[int] = set()
         self._cuda = self._inputs.cuda
-        self._plain = _calls(_rebuilt(ProgramBuilder(module.graph, graph, program), module, program))
-        self._both = self._plain
-        if with_extras:
-            builder = _ExtraBuilder(module.graph, graph, program, limit or Limit(), left_out, self._compare)
-            self._both = _calls(_rebuilt(builder, module, program))
+        with collected_later():
+            self._plain = _calls(module, _rebuilt(ProgramBuilder(module.graph, graph, program), program))
+            self._both = self._plain
+            if with_extras:
+                builder = _ExtraBuilder(module.graph, graph, program, limit or Limit(), left_out, self._compare)
+                self._both = _calls(module, _rebuilt(builder, program))
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -145,13 +147,13 @@ class TimedStep:
             (self.equal if are_equal else self.unequal).add(variant)
 
 
-def _rebuilt(builder: ProgramBuilder, module: fx.GraphModule, program: Program) -> fx.GraphModule:
+def _rebuilt(builder: ProgramBuilder, program: Program) -> fx.Graph:
     """The graph of a program, whose results nobody holds."""
     builder.run(program.forward, [])
     builder.turn_around()
     builder.run(program.backward, [])
     builder.graph.output([])
-    return fx.GraphModule(module, builder.graph)
+    return builder.graph
 
 
 class _ExtraBuilder(ProgramBuilder):
@@ -355,8 +357,9 @@ class _TimedCall:
         return start, mark()
 
 
-def _calls(module: fx.GraphModule) -> list[_TimedCall]:
-    nodes = list(module.graph.nodes)
+def _calls(module: fx.GraphModule, graph: fx.Graph) -> list[_TimedCall]:
+    """The calls of a graph, with the constants of a module."""
+    nodes = list(graph.nodes)
     dying = _dying(nodes)
     return [_timed_call(module, node, dying[node]) for node in nodes if node.op not in {"placeholder", "output"}]
 

@@ -3,11 +3,14 @@
 HiGHS works outside of the interpreter's lock, so that this takes another processor and none of the search's time.
 
 Note [Nobody waits for ever]
-    HiGHS is told when to end and looks at that now and then. Should it not come back, the search ends all the same,
-    with the bound that there is, and a process ends without its thread.
+    HiGHS is told when to end and looks at that now and then, seldom inside its heuristics. If it does not come back
+    soon, the search ends all the same, with the bound that there is. Who measures times waits until it is gone, for it
+    takes a processor, and so does the end of the process, for it calls Python.
 """
 
+import atexit
 import logging
+import math
 import threading
 import time
 
@@ -18,7 +21,22 @@ log = logging.getLogger(__name__)
 
 _STAGES = (6, 12)
 _GAP = 0.005
-_PATIENCE_S = 20.0  # with HiGHS, after it should have ended
+_PATIENCE_S = 0.2  # with HiGHS, after it should have ended
+_LONGEST_PATIENCE_S = 20.0  # before times are measured
+_LEFT: list[threading.Thread] = []  # that have not come back in time
+
+
+def wait_until_quiet() -> None:
+    """Wait for threads that work on after their searches."""
+    end = time.monotonic() + _LONGEST_PATIENCE_S
+    while _LEFT:
+        thread = _LEFT.pop()
+        thread.join(max(0.0, end - time.monotonic()))
+        if thread.is_alive():
+            log.warning("HiGHS has not ended in time; it works on beside what comes now")
+
+
+atexit.register(wait_until_quiet)
 
 
 class Bounding:
@@ -43,28 +61,27 @@ class Bounding:
         """Of the runs that are added, so far."""
         return self._bound_us
 
-    def wait(self) -> None:
+    def wait(self, end: float) -> None:
         """Until it can become no better, or time is up."""
-        self._join(self._end)
+        left_s = min(end, self._end) - time.monotonic()
+        self._thread.join(min(max(0.0, left_s), threading.TIMEOUT_MAX))
 
     def stop(self) -> None:
         """End what is going on; the bound stays."""
         self._end = 0.0
-        self._join(time.monotonic())
-
-    def _join(self, end: float) -> None:
-        """See Note [Nobody waits for ever]."""
-        self._thread.join(min(max(0.0, end - time.monotonic()) + _PATIENCE_S, threading.TIMEOUT_MAX))
+        self._thread.join(_PATIENCE_S)  # see Note [Nobody waits for ever]
         if self._thread.is_alive():
-            log.warning("HiGHS has not ended in time; the plan has the bound that was known before")
+            _LEFT.append(self._thread)
 
-    def _is_over(self) -> bool:
+    def _is_over(self, bound_us: float) -> bool:
+        if math.isfinite(bound_us):
+            self._bound_us = max(self._bound_us, bound_us)
         return time.monotonic() >= self._end
 
     def _run(self) -> None:
         count = len(self._links.problem.backward)
         for parts in _STAGES:
-            if self._is_over():
+            if time.monotonic() >= self._end:
                 return
             stages = {0, self._worst, *(count * part // parts for part in range(parts))}
             program = StagedProgram(

@@ -58,12 +58,13 @@ class LinearProgram:
         relaxed: bool = False,
         start: Sequence[float] | None = None,
         gap: float = 0.0,
-        is_over: Callable[[], bool] | None = None,
+        is_over: Callable[[float], bool] | None = None,
         fixed: Mapping[int, float] | None = None,
     ) -> Answer:
         """Deterministic but for where the time limit falls.
 
-        `start` is where to begin, `fixed` has variables that are not to be changed; `is_over` ends it early.
+        `start` is where to begin, `fixed` has variables that are not to be changed; `is_over` is told the bound so
+        far, now and then, and ends it early.
         """
         if not self._costs:  # nothing to decide: HiGHS calls that an empty model, whatever the rows say
             holds = all(lower <= 0.0 <= upper for lower, upper in zip(self._lower, self._upper, strict=True))
@@ -78,7 +79,7 @@ class LinearProgram:
         ):
             solver.setOptionValue(option, value)
         if is_over is not None:
-            solver.cbMipInterrupt += lambda event: event.interrupt() if is_over() else None
+            solver.cbMipInterrupt += lambda event: event.interrupt() if is_over(event.data_out.mip_dual_bound) else None
         solver.passModel(self._model(relaxed, fixed or {}))
         if start is not None and not relaxed:
             solution = highspy.HighsSolution()

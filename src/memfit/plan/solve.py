@@ -9,13 +9,15 @@
    wants before and after them (`plan/windows.py`).
 4. Near the best plan there are better ones: with some values decided again for the whole pass, the others as they are
    (`plan/neighbours.py`), and with window after window planned again.
-5. It ends when the gap between plan and bound is small, when nothing is left to try, or when time is up.
+5. It goes on in phases, each as long as all before it, while a better plan may be worth the time: it ends when the gap
+   between plan and bound is small for the seconds spent, when a phase has found nothing, or when time is up.
 
 Same input, same plan: work is limited by counts, and by the clock only when `time_limit_s` runs out.
 """
 
 import dataclasses
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -44,7 +46,10 @@ _CLOSE_SHARE = 0.005  # of the step's time: with no more than that between plan 
 _LONGEST_SOLVE_S = 1.5
 _ROUND_GAP = 0.03  # of an answer that is cut again anyway
 _LONGEST_FIT_S = 1.0  # an answer that is over the budget here and there
-_IMPROVING_SHARE = 0.6  # of the time: for plans near the best one
+_FIRST_PHASE_S = 1.5
+_IMPROVING_SHARE = 0.6  # of a phase: for plans near the best one
+_POINT_SHARE = 0.15  # of the time: to be spent on each percent that a plan may be slower than the best
+_WORTH_ANOTHER_PHASE = 0.001  # of the step's time: what a phase must have gained
 _CLOSE_TO_SMALLEST = 0.015  # of the room above the floor: then no smaller budget is tried
 _INTERRUPTED = "interrupted: the best plan so far"
 _HORIZON_SHARE = 0.1  # of the forward pass: how far back a stage may start making values again
@@ -105,9 +110,14 @@ class Planner:
                 least.append(turn.during_bytes + own_bytes + way.workspace_bytes)
             yield min(least), turn.ways[0].operation
 
-    def solve(self, budget_bytes: int, *, time_limit_s: float = 6.0, report: Report | None = None) -> Solution:
-        """The best plan under a budget found in time. Raises InfeasibleBudget if there is none or none is found."""
-        solution = _Search(self, budget_bytes, time_limit_s, report).run()
+    def solve(
+        self, budget_bytes: int, *, time_limit_s: float = 6.0, report: Report | None = None, enough: float | None = None
+    ) -> Solution:
+        """The best plan under a budget found in time. Raises InfeasibleBudget if there is none or none is found.
+
+        A plan that slows the step down by no more than `enough` ends the search.
+        """
+        solution = _Search(self, budget_bytes, time_limit_s, report, enough=enough).run()
         if solution is None:
             raise InfeasibleBudget(
                 f"no plan under {format_bytes(budget_bytes)} was found; the largest operation alone needs "
@@ -131,7 +141,7 @@ class Planner:
                 target_bytes = floor_bytes
             remaining_s = end - time.monotonic()
             try:
-                found = _Search(self, target_bytes, max(0.5, remaining_s / 3), None, any_will_do=True).run()
+                found = _Search(self, target_bytes, max(0.5, remaining_s / 3), None, enough=math.inf).run()
             except KeyboardInterrupt:
                 if best is None:
                     raise
@@ -169,18 +179,20 @@ class _Search:
         time_limit_s: float,
         report: Report | None,
         *,
-        any_will_do: bool = False,
+        enough: float | None = None,
     ) -> None:
         self._planner = planner
         self._problem = planner.problem
         self._budget_bytes = budget_bytes
         self._start = time.monotonic()
         self._end = self._start + time_limit_s
-        self._end_of_rounds = self._end - _IMPROVING_SHARE * time_limit_s
+        self._phase_end = self._start + min(_FIRST_PHASE_S, time_limit_s)
         self._report = report
-        self._any_will_do = any_will_do
+        self._enough = enough
         self._best: Expansion | None = None
         self._interrupted = False
+        self._rounds_left = _MOST_ROUNDS
+        self._is_all_tried = False
         self._known_bound_us = self._least_us()
         self._bounding: Bounding | None = None
         self._log: list[str] = []
@@ -230,35 +242,56 @@ class _Search:
             "greedy",
         )
         self._first_stages()
-        for _ in range(_MOST_ROUNDS):
-            if self._is_done() or not self._round():
+        before_us = math.inf
+        while not self._is_done():
+            self._phase()
+            if self._best is None or not self._is_worth_another(before_us):
                 break
-            if self._best is not None and time.monotonic() > self._end_of_rounds:
+            before_us = self._best.extra_us
+            self._phase_end = min(self._end, self._start + 2 * (time.monotonic() - self._start))
+
+    def _phase(self) -> None:
+        """Solve and cut until there is a plan and a part of the phase is over, then look near that plan."""
+        end_of_rounds = self._phase_end - _IMPROVING_SHARE * (self._phase_end - time.monotonic())
+        while self._rounds_left and not self._is_done():
+            self._rounds_left -= 1
+            if not self._round():
+                self._rounds_left = 0
+            if self._best is not None and time.monotonic() > end_of_rounds:
                 break
         self._improve()
         if self._bounding is not None and self._best is not None and not self._is_done():
-            self._bounding.wait()
+            self._bounding.wait(self._phase_end)  # which may show that the plan is good enough
+
+    def _is_worth_another(self, before_us: float) -> bool:
+        """Return whether a better plan may be worth the time, and the last phase leaves hope for one."""
+        assert self._best is not None
+        if self._is_all_tried or before_us - self._best.extra_us < _WORTH_ANOTHER_PHASE * self._problem.own_time_us:
+            return False
+        points = 100 * self._share(self._best.extra_us - self._bound_us)
+        return time.monotonic() - self._start < _POINT_SHARE * points * (self._end - self._start)
 
     def _improve(self) -> None:
         """Look near the best plan, among other values to keep and then among other turns to make them again at."""
         if self._best is None or self._is_done():
             return
-        near = Neighbours(self._cuts, self._planner.expander, self._end)
+        near = Neighbours(self._cuts, self._planner.expander, self._phase_end)
         for better in () if self._cuts.is_small else near.improved(self._best):  # small programs are solved whole
             self._take(better, "some values decided again")
             if self._is_done():
                 return
-        for better in self._windows(self._end).improved(self._best):
+        for better in self._windows(self._phase_end).improved(self._best):
             self._take(better, "a window planned again")
             if self._is_done():
                 return
+        self._is_all_tried = not self._rounds_left and time.monotonic() < self._phase_end
 
     def _first_stages(self) -> None:
         count = len(self._problem.backward)
         peaks = self._planner.unplanned.peaks
         worst = max(range(count), key=lambda place: peaks[place])
         self._cuts.stages |= {0, worst, *(count * part // _FIRST_STAGES for part in range(_FIRST_STAGES))}
-        if not self._any_will_do and not self._cuts.is_small and time.monotonic() < self._end:
+        if self._enough != math.inf and not self._cuts.is_small and time.monotonic() < self._end:
             planner = self._planner
             self._bounding = Bounding(
                 planner.links,
@@ -370,7 +403,9 @@ class _Search:
             return False
         least_us = min(0.0, self._least_us())  # what is shed comes on top of this
         gap_us = _CLOSE_ENOUGH * (self._bound_us - least_us) + _CLOSE_SHARE * self._problem.own_time_us
-        return self._any_will_do or self._best.extra_us <= self._bound_us + gap_us
+        if self._enough is not None and self._share(self._best.extra_us) <= self._enough:
+            return True
+        return self._best.extra_us <= self._bound_us + gap_us
 
     def _share(self, extra_us: float) -> float:
         return extra_us / max(self._problem.own_time_us, 1e-9)

@@ -88,7 +88,7 @@ class StagedProgram:
         *,
         time_limit_s: float,
         gap: float = 0.0,
-        is_over: Callable[[], bool] | None = None,
+        is_over: Callable[[float], bool] | None = None,
         free: int | None = None,
     ) -> tuple[StagedAnswer | None, float]:
         """The best schedule found and the bound on all of them, in microseconds.
