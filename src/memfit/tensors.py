@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+_PIECE = 1 << 16  # elements
+
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """The tensors among the leaves of nested containers, in order."""
@@ -53,6 +55,12 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.stride() == other.stride() and _is_dense(one):
         one, other = (each.as_strided((each.numel(),), (1,)) for each in (one, other))  # nothing is copied
     return torch.equal(*(each.contiguous().reshape(-1).view(torch.uint8) for each in (one, other)))
+
+
+def is_all_zero(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor holds nothing but zeros; looked at piece by piece, for torch makes a mask of each."""
+    flat = tensor.as_strided((tensor.numel(),), (1,)) if _is_dense(tensor) else tensor.reshape(-1)
+    return not any(piece.any() for piece in flat.split(_PIECE))
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:

@@ -51,9 +51,10 @@ from memfit.ops.calls import faithful_call
 from memfit.ops.inplace import in_place_form
 from memfit.ops.registry import find_lean_operator
 from memfit.ops.stretch import PREFIX, Stretch
-from memfit.tensors import same_bits, states_by_name, tensors_in
+from memfit.tensors import is_all_zero, same_bits, states_by_name, tensors_in
 
 _SAMPLES = 3  # extra runs of calls that look alike
+_SLACK = 0.05  # of what an extra run takes, on top: memory of results that the graph does not read is not counted
 
 _EXTRA = "memfit_extra"  # mark on calls that run beside the step: (operation, whether in place)
 _COPIES = "memfit_copies"  # mark on calls whose first argument is copied before
@@ -141,7 +142,7 @@ class TimedStep:
             return
         operator = find_lean_operator(technique)
         pairs = list(zip(tensors_in(made), tensors_in(own), strict=True))
-        proves_nothing = not operator.certain and not all(one.any() for _, one in pairs)  # zeros are always equal
+        proves_nothing = not operator.certain and any(is_all_zero(one) for _, one in pairs)  # zeros are always equal
         if not proves_nothing:
             are_equal = all(same_bits(one, other) for one, other in pairs)
             (self.equal if are_equal else self.unequal).add(variant)
@@ -266,6 +267,7 @@ class _ExtraBuilder(ProgramBuilder):
         copied = (operation.may_overwrite,) if in_place and operation.may_overwrite is not None else ()
         # The workspace is that of a run into new memory, which a run in place may exceed by as much as it would make.
         needed_bytes = self._size(operation.outputs) + self._size(copied) + self._limit.workspace(index)
+        needed_bytes += int(_SLACK * needed_bytes)
         if not self._fits(needed_bytes) or (in_place and in_place_form(node.target) is None):
             return None
         forms_bytes, self._forms_bytes = self._forms_bytes, 0
