@@ -233,12 +233,6 @@ def check_equal_to_eager(name: str, joint: Joint, *, warn: bool = True) -> None:
             "and keeps the cast, while the captured graph would cast it at every use and round differently; use "
             "torch.autocast(..., cache_enabled=False), under which both do the same"
         )
-    if joint.changed_attributes and warn:
-        warnings.warn(
-            f"the forward of {name} changes {', '.join(joint.changed_attributes)}, which the captured call does not "
-            "do again; keep what must change in buffers, and draw random numbers with torch",
-            stacklevel=2,
-        )
     if joint.avoided_values and warn:
         warnings.warn(
             f"the forward of {name} looks at values of the batch; it was captured the way its library offers for "

@@ -41,6 +41,10 @@ class OutputTemplate:
     def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
         return pytree.tree_unflatten([_fill(leaf, tensors) for leaf in self.leaves], self.spec)
 
+    def shifted(self, count: int) -> "OutputTemplate":
+        """The template of the same tensors behind `count` others."""
+        return OutputTemplate(self.spec, tuple(_shifted(leaf, count) for leaf in self.leaves))
+
     def only(self, indices: Sequence[int]) -> "OutputTemplate":
         """The template in which only these tensors are left, renumbered; `None` stands for the others."""
         return OutputTemplate(self.spec, tuple(_only(leaf, indices) for leaf in self.leaves))
@@ -96,6 +100,12 @@ def _only(leaf: _TensorSlot | _Constant | _Dataclass, indices: Sequence[int]) ->
     if isinstance(leaf, _TensorSlot):
         return _TensorSlot(indices.index(leaf.index)) if leaf.index in indices else _Constant(None)
     return _Dataclass(leaf.cls, leaf.fields.only(indices)) if isinstance(leaf, _Dataclass) else leaf
+
+
+def _shifted(leaf: _TensorSlot | _Constant | _Dataclass, count: int) -> _TensorSlot | _Constant | _Dataclass:
+    if isinstance(leaf, _TensorSlot):
+        return _TensorSlot(leaf.index + count)
+    return _Dataclass(leaf.cls, leaf.fields.shifted(count)) if isinstance(leaf, _Dataclass) else leaf
 
 
 def key_name(key: Any) -> str:

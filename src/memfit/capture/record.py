@@ -17,7 +17,7 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -107,6 +107,10 @@ class KnownValues:
         with _torch.no_modes():
             return value.item()
 
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Return whether the value of a tensor is known."""
+        return self._lookup(tensor) is not None
+
     def follow(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Compute beside the trace what `operator` made, if that is known."""
         if operator is _WRITE_OUT and type(args[0]) is torch.Tensor:
@@ -148,9 +152,11 @@ class KnownValues:
 class Recorder(TorchDispatchMode):
     """Marks the nodes of a trace and answers questions about known values."""
 
-    def __init__(self, modules: ModuleStack) -> None:
+    def __init__(self, modules: ModuleStack, ran: Callable[[FrameType], None]) -> None:
+        """`ran` is told which functions of the model's code run operators."""
         super().__init__()
         self._modules = modules
+        self._ran = ran
         self.saw_autocast = False  # whether any operator ran inside an autocast region
         self._known = KnownValues()
         self._checkpoints: list[FrameType] = []  # kept, so that no later frame has the place of an earlier one
@@ -158,10 +164,16 @@ class Recorder(TorchDispatchMode):
     def _caller(self) -> tuple[str, int | None]:
         """The line of the model's code that is running, and the checkpoint it runs in."""
         frames = model_frames()
+        for frame in frames:
+            self._ran(frame)
         outermost = next((frame for frame in reversed(frames) if frame.f_code is _CHECKPOINT_CODE), None)
         if outermost is not None and outermost not in self._checkpoints:
             self._checkpoints.append(outermost)
         return user_line(frames), None if outermost is None else self._checkpoints.index(outermost)
+
+    def is_known(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor depends on nothing but constants, see Note [Known values]."""
+        return self._known.knows(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -6,8 +6,6 @@ from typing import Any
 
 from torch import nn
 
-from memfit.capture.outputs import is_constant
-
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 
@@ -15,7 +13,6 @@ class Snapshot:
     """The attributes of all modules (counters, lists, cached masks) and Python's generators, to be restored."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._paths = {id(module): path for path, module in model.named_modules()}
         self._attributes = [(module, dict(module.__dict__)) for module in model.modules()]
         self._contents = [
             (name, value, value.copy())
@@ -33,18 +30,10 @@ class Snapshot:
         """Put back all but what a trace itself has put in the place of parameters and buffers."""
         self._restore(registries=False)
 
-    def changes(self) -> tuple[str, ...]:
-        """Plain values that differ now: paths of attributes, and the names of generators."""
-        changed = [
-            f"{self._paths[id(module)]}.{name}".lstrip(".")
-            for module, attributes in self._attributes
-            for name, value in module.__dict__.items()
-            if is_constant(value) and name != "training" and value is not attributes.get(name)
-            if value != attributes.get(name)
-        ]
+    def drawn(self) -> tuple[str, ...]:
+        """The names of Python's generators that were drawn from."""
         now = _generator_states()
-        changed += [name for name, state in self._generators.items() if str(now[name]) != str(state)]
-        return tuple(changed)
+        return tuple(name for name, state in self._generators.items() if str(now[name]) != str(state))
 
     def _restore(self, *, registries: bool) -> None:
         for module, attributes in self._attributes:

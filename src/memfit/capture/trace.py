@@ -20,6 +20,8 @@ from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.diagnose import explain
 from memfit.capture.layout import ChannelsLast, lies_channels_last
 from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
+from memfit.capture.guards import Guards
+from memfit.capture.reads import Effect, Reads
 from memfit.capture.record import ModuleStack, Recorder
 from memfit.capture.sample import Sample, check_sample
 from memfit.capture.snapshot import Snapshot
@@ -40,7 +42,8 @@ class Joint:
     undifferentiated: tuple[int, ...]  # outputs that require a gradient but are not among them
     cast_anew: tuple[str, ...] = ()  # parameters that autocast casts once and the trace at every use
     avoided_values: bool = False  # traced with `tracing_flags`: libraries may have taken another way than eager
-    changed_attributes: tuple[str, ...] = ()  # plain attributes that the forward sets, and a captured call would not
+    guards: Guards = dataclasses.field(default_factory=lambda: Guards([], []))  # what the forward has read
+    effects: tuple[Effect, ...] = ()  # what it leaves behind
     seconds: float = 0.0  # that tracing took
 
     @property
@@ -89,7 +92,9 @@ def traced(
         snapshot = Snapshot(model)
         stack.callback(snapshot.restore)
         subject = _Subject(model, snapshot, backward_from, with_hooks, outputs, channels_last)
+        stack.callback(subject.reads.restore)
         joint = _export(stack, subject, _as_fake_as(model, sample))
+        subject.reads.restore()
         snapshot.restore()  # torch puts back what it traced with by name, which forgets parts that have two
         yield dataclasses.replace(joint, seconds=time.monotonic() - start)
 
@@ -139,7 +144,8 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         undifferentiated=subject.undifferentiated,
         cast_anew=_cast_anew(export.graph_module) if subject.caches_casts else (),
         avoided_values=last_try,
-        changed_attributes=subject.changed_attributes,
+        guards=subject.reads.guards(),
+        effects=subject.effects,
     )
 
 
@@ -168,18 +174,24 @@ class _Subject(nn.Module):
         self.template: OutputTemplate | None = None
         self.differentiated: tuple[int, ...] = ()
         self.undifferentiated: tuple[int, ...] = ()
-        self.changed_attributes: tuple[str, ...] = ()
+        self.reads = Reads(model)
+        self.effects: tuple[Effect, ...] = ()
         self.training = model.training
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         self._snapshot.restore_attributes()  # the forward is traced more than once
-        recorder = Recorder(self.module_stack)
-        with self.module_stack.following(), _torch.eager_dispatch(), recorder:
+        self.reads.restore()
+        recorder = Recorder(self.module_stack, self.reads.ran)
+        with self.module_stack.following(), _torch.eager_dispatch(), recorder, self.reads.following():
             buffers = _buffers_by_place(self.model)
             with autocast(self.autocast), ChannelsLast() if self._channels_last else contextlib.nullcontext():
                 output = (self.model if self._with_hooks else self.model.forward)(*args, **kwargs)
             _keep_buffers(self.model, buffers)
-        self.changed_attributes = self._snapshot.changes()
+        if drawn := self._snapshot.drawn():
+            raise ValueError(
+                f"the forward draws from {' and '.join(drawn)}, which a captured call would not do again; draw with torch"
+            )
+        effects, left = self.reads.effects(recorder.is_known)
         self.caches_casts = self.caches_casts and recorder.saw_autocast
         tensors, self.template = take_apart(output)
         if self._channels_last and not any(map(lies_channels_last, pytree.tree_leaves((args, kwargs)))):
@@ -194,6 +206,10 @@ class _Subject(nn.Module):
             self.template = self.template.only(self.differentiated)
             tensors = [tensors[index] for index in self.differentiated]
             self.differentiated = tuple(range(len(tensors)))
+        self.effects = tuple(each.shifted(len(tensors)) for each in effects)
+        places = range(len(tensors), len(tensors) + len(left))
+        self.differentiated += tuple(place for place, each in zip(places, left, strict=True) if each.requires_grad)
+        tensors += left
         self.undifferentiated = tuple(
             index for index, tensor in enumerate(tensors) if tensor.requires_grad and index not in self.differentiated
         )

@@ -3,14 +3,14 @@
 Note [Drop-in]
     Only the attribute `forward` of the instance changes: class, parameters, buffers, `state_dict`
     keys and hooks of the module stay what they are. In `eval()`, under `no_grad` and where nothing
-    requires a gradient, the original forward runs. Hooks of inner modules are part of the captured
-    call: they run when it is captured, not in every step.
+    requires a gradient, the original forward runs.
 
 Note [Kinds of calls]
     A captured call is right for every call that is like the one it was captured from: the same
     modules in the same modes, parameters and buffers of the same layout, arguments of the same
-    layout and the same constants, the same tensors given twice, the same autocast. Plain Python
-    attributes of modules (`dropout.p`) are not among them: they are read when a call is captured.
+    layout and the same constants, the same tensors given twice, the same autocast. What the model's code has read
+    beside these (`dropout.p`, a global) is compared too, see `capture/guards.py`; of one kind there may be several
+    captured calls that have read different values.
 
 Note [Like the last call]
     As a rule a call is of the kind of the one before. From the second of a kind in a row on, what was looked at is
@@ -40,6 +40,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit.capture.guards import Guards
 from memfit.capture.outputs import is_constant
 from memfit.errors import ExecutionError, InvalidInput
 
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 
 class Call(Protocol):
     """One kind of call, ready to run on parameters and buffers (`states`) and arguments."""
+
+    guards: Guards  # what the model's code has read, see `capture/guards.py`
 
     def __call__(self, states: Sequence[torch.Tensor], args: Any, kwargs: Any, /) -> Any: ...
 
@@ -149,7 +152,7 @@ def captures_of(model: nn.Module) -> Captures:
     """How many kinds of calls a fitted model and its regions captured so far, and what that took."""
     forwards = planned_forwards(model)
     return Captures(
-        count=sum(len(forward.calls) for forward in forwards),
+        count=sum(len(each) for forward in forwards for each in forward.calls.values()),
         seconds=sum(forward.capture_s for forward in forwards),
         calls=sum(forward.runs for forward in forwards),
     )
@@ -159,7 +162,7 @@ class PlannedForward:
     """Stands in for a module's forward, see Note [Drop-in]."""
 
     def __init__(self, model: nn.Module, compile_call: Compile, whole: nn.Module | None = None) -> None:
-        self.calls: dict[Any, Call] = {}
+        self.calls: dict[Any, list[Call]] = {}  # by kind; of one kind there are some that have read other values
         self.compile_call = compile_call
         self.whole = whole
         self.active = True  # else the original runs, see Note [Wrapped forwards]
@@ -182,16 +185,17 @@ class PlannedForward:
             return self.original(*args, **kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         last = self._last  # another thread may replace it
-        if last is not None and (same := last.states(leaves, spec)) is not None:
+        if last is not None and (same := last.states(leaves, spec)) is not None and last.call.guards.hold():
             self.runs += 1
             return last.call(same, args, kwargs)
         modules, states = _parts(self._model)
         if not self._model.training or not torch.is_grad_enabled() or not _requires_grad(states, leaves):
             return self.original(*args, **kwargs)
-        key = _kind_of_call(modules, states, leaves, spec)
-        call = self.calls.get(key)
+        of_kind = self.calls.setdefault(_kind_of_call(modules, states, leaves, spec), [])
+        call = next((each for each in of_kind if each.guards.hold()), None)
         if call is None:
-            call = self.calls[key] = self._captured(args, kwargs)
+            call = self._captured(args, kwargs)
+            of_kind.append(call)
         # Calls of several kinds in turns are not worth being remembered one by one.
         self._last = _LastCall.of(call, modules, states, leaves, spec) if call is self._before else None
         self._before = call
@@ -202,7 +206,7 @@ class PlannedForward:
         """Capture this kind of call, so that the next one of it runs at once."""
         modules, states = _parts(self._model)
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        self.calls[_kind_of_call(modules, states, leaves, spec)] = self._captured(args, kwargs)
+        self.calls[_kind_of_call(modules, states, leaves, spec)] = [self._captured(args, kwargs)]
         self._last = None
 
     def restore(self) -> None:

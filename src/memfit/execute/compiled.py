@@ -37,6 +37,8 @@ class CompiledCall:
         self._keywords = _torch.keywords_of(joint.export)
         self._differentiated = joint.differentiated
         self._guarded = joint.undifferentiated
+        self._effects = joint.effects
+        self.guards = joint.guards
         self.changes_only_buffers = not joint.changes_arguments and not joint.changes_parameters
         with collected_later():
             self._run = _compile(joint, graph, program or unplanned_program(graph), around_backward)
@@ -49,6 +51,8 @@ class CompiledCall:
             start = tensors[self._differentiated[0]]
             for index in self._guarded:
                 tensors[index] = _NotDifferentiated.apply(tensors[index], start)
+        for effect in self._effects:
+            effect.apply(tensors)
         return self._template.rebuild(tensors)
 
 

@@ -275,8 +275,6 @@ def _refusals(module: nn.Module, calls: list[NotedCall]) -> Iterator[str]:
 def _inexact(module: nn.Module, joint: Joint) -> Iterator[str]:
     """Why a captured call would not do all that the eager one does."""
     check_equal_to_eager(type(module).__name__, joint, warn=False)
-    if joint.changed_attributes:
-        yield f"its forward changes {', '.join(joint.changed_attributes)}"
     if joint.avoided_values:
         yield "it looks at values of the batch"
     if joint.changes_arguments:

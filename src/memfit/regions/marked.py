@@ -30,6 +30,7 @@ class MarkedCall:
         self._graph = graph
         self._names = sample.leaf_names()
         self._call = CompiledCall(joint, graph, program, around_backward=self._around_backward)
+        self.guards = self._call.guards
         self.forget()
 
     def forget(self) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from torch import nn
 
 from memfit.capture.calls import NotedCall, cut_off, noted_calls
+from memfit.capture.guards import Guards
 from memfit.capture.sample import Sample
 from memfit.capture.spilled import SpillFile
 from memfit.errors import InvalidFile, MemfitError
@@ -70,6 +71,8 @@ class RegionRunner:
 
 class _OwnForward:
     """A call that memfit does not change."""
+
+    guards = Guards([], [])
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self._forward = forward

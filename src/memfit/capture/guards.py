@@ -1,0 +1,97 @@
+"""Whether what a trace has read is still what it was.
+
+Note [Quick to see]
+    As a rule nothing has changed, and everything read is the same object as before. That is seen first, place by place,
+    in C. Only where an object is another one, values are compared: equal numbers are the same.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from operator import getitem, is_
+from typing import Any
+
+from memfit.capture.outputs import is_constant
+
+
+@dataclasses.dataclass(slots=True)
+class Place:
+    """A value by its name in a dictionary of attributes or globals."""
+
+    path: str
+    home: Mapping[str, Any]
+    name: str
+    value: Any
+
+
+class Guards:
+    """What was read while a call was captured, see `capture/reads.py`."""
+
+    def __init__(self, places: Sequence[Place], containers: Sequence[tuple[str, Any, tuple[Any, ...]]]) -> None:
+        """`containers` are paths, containers and what was in them."""
+        self._places = list(places)
+        self._empty = [(path, container) for path, container, content in containers if not content]
+        self._filled = [(path, container, content) for path, container, content in containers if content]
+        self._arrange()
+
+    def _arrange(self) -> None:
+        self._homes = [each.home for each in self._places]
+        self._names = [each.name for each in self._places]
+        self._values = [each.value for each in self._places]
+        self._empty_ones = [container for _, container in self._empty]
+
+    def hold(self) -> bool:
+        """Return whether everything is as it was, see Note [Quick to see]."""
+        try:
+            if not all(map(is_, map(getitem, self._homes, self._names), self._values)):
+                if self._changed_place() is not None:
+                    return False
+                self._arrange()  # by the objects that are there now
+        except KeyError:
+            return False
+        if any(self._empty_ones):
+            return False
+        return all(map(_holds, self._filled)) if self._filled else True
+
+    def change(self) -> str:
+        """What is not as it was, in words; empty if all is."""
+        place = self._changed_place()
+        if place is not None:
+            now = place.home.get(place.name, "absent") if hasattr(place.home, "get") else place.home[place.name]
+            return f"{place.path} was {_words(place.value)} and is {_words(now)}"
+        for path, container in self._empty:
+            if container:
+                return f"{path} was empty and has {len(container)} elements"
+        return next((f"what is in {each[0]} has changed" for each in self._filled if not _holds(each)), "")
+
+    def _changed_place(self) -> Place | None:
+        """The first place with another value; equal ones are taken as they are now."""
+        for place in self._places:
+            try:
+                now = place.home[place.name]
+            except (KeyError, ValueError):
+                return place
+            if now is not place.value:
+                if not _are_equal(now, place.value):
+                    return place
+                place.value = now
+        return None
+
+
+def _holds(filled: tuple[str, Any, tuple[Any, ...]]) -> bool:
+    _, container, content = filled
+    if len(container) != len(content):
+        return False
+    now = container.values() if isinstance(container, dict) else container
+    return all(one is other or _are_equal(one, other) for one, other in zip(now, content, strict=True))
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    """Return whether two constants are the same to a trace; -0.0 is not 0.0, and 1 is not 1.0."""
+    if type(one) is not type(other) or not is_constant(one):
+        return False
+    return one.hex() == other.hex() if isinstance(one, float) else bool(one == other)
+
+
+def _words(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"another {type(value).__name__}"
