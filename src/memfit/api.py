@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -226,13 +227,26 @@ def fit_by(recipe: Recipe, model: nn.Module, example: Sample, progress: Progress
     with progress_line(progress, "tracing a training step") as line:
         recipe = _told(recipe, line)
         try:
-            return _attached(model, Runner(recipe=recipe), example)
+            return _attached(model, Runner(recipe=recipe, in_regions=_later_in_regions), example)
         except CaptureError as error:
             line.doing("planning region by region")
-            recipe = _of_tensors(without_channels_last(recipe), model, example)
-            with removed(model):
-                plan = make_region_planner(model, example, recipe, error).plan(recipe)
-            return apply_regions(plan, model, example)
+            return _fit_regions(recipe, model, example, error)
+
+
+def _fit_regions(recipe: Recipe, model: nn.Module, example: Sample, error: CaptureError) -> nn.Module:
+    recipe = _of_tensors(without_channels_last(recipe), model, example)
+    with removed(model):
+        plan = make_region_planner(model, example, recipe, error).plan(recipe)
+    return apply_regions(plan, model, example)
+
+
+def _later_in_regions(recipe: Recipe, model: nn.Module, example: Sample, error: CaptureError) -> None:
+    """Go on in regions with a model that was captured whole before."""
+    warnings.warn(f"from now on this model runs region by region: {error}", stacklevel=2)
+    try:
+        _fit_regions(recipe, model, example, error)
+    except InfeasibleBudget as reason:
+        raise reason.after(str(error)) from reason
 
 
 def _told(recipe: Recipe, line: ProgressLine) -> Recipe:

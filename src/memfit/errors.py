@@ -58,6 +58,15 @@ class InfeasibleBudget(MemfitError):
         self.floor_bytes = floor_bytes
         self.operation = operation
 
+    def after(self, cause: str) -> "InfeasibleBudget":
+        """The same, said behind what led to it."""
+        return InfeasibleBudget(
+            f"{cause}. {self}",
+            smallest_bytes=self.smallest_bytes,
+            floor_bytes=self.floor_bytes,
+            operation=self.operation,
+        )
+
 
 class CaptureError(MemfitError):
     """The model could not be traced.

@@ -11,6 +11,7 @@ from torch import fx, nn
 
 from memfit.capture.alternatives import extend
 from memfit.capture.fuse import alternatives_in, stretches_in
+from memfit.capture.hooks import check_no_inner_hooks
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
@@ -111,7 +112,8 @@ class Prepared:
 def traced_for(
     model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool = True
 ) -> contextlib.AbstractContextManager[Joint]:
-    """Trace as a recipe wants it."""
+    """Trace as a recipe wants it, for a call that will run in the place of the model's forward."""
+    check_no_inner_hooks(model)
     return traced(
         model,
         sample,

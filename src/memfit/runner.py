@@ -10,7 +10,7 @@ Note [Other shapes]
 import dataclasses
 import logging
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from memfit.capture.trace import Joint
 from memfit.collecting import collected_later
 from memfit.describe import describe_sample
 from memfit.errors import CaptureError, InvalidFile, first_line
+from memfit.execute.attach import Call, OwnForward
 from memfit.execute.compiled import CompiledCall
 from memfit.ir import Graph, OptimizerMemory, Program
 from memfit.layout import with_layout
@@ -49,6 +50,9 @@ from memfit.ways import best_way
 log = logging.getLogger(__name__)
 
 
+InRegions = Callable[[Recipe, nn.Module, Sample, CaptureError], None]  # plans the parts of a model
+
+
 @dataclasses.dataclass
 class Runner:
     """What a planned forward asks for when a new kind of call comes."""
@@ -62,17 +66,28 @@ class Runner:
     place: Path | None = None  # of this one
     graph: Graph | None = None  # that the plan was made for, while it is not kept
     quiet: Quiet | None = None  # what is known of the operations of the first call
+    in_regions: InRegions | None = None  # for later calls that cannot be captured whole
 
-    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompiledCall:
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         example = Sample(args, kwargs)
         if self.plan is not None or self.recipe.is_unplanned:
-            return self._traced(model, example, None)
+            return self._later(model, example)
         if self.recipe.remember and not self.recipe.is_for_process:
             with collected_later():  # nothing is run
                 remembered = self._remembered(model, example)
             if remembered is not None:
                 return remembered
         return self._planned_first(model, example)
+
+    def _later(self, model: nn.Module, example: Sample) -> Call:
+        """By what is known; in regions from now on, if the model has become one that cannot be captured whole."""
+        try:
+            return self._traced(model, example, None)
+        except CaptureError as error:
+            if self.in_regions is None or self.plan is None:
+                raise
+            self.in_regions(self.recipe, model, example, error)
+            return OwnForward(model.forward)
 
     def _planned_first(self, model: nn.Module, example: Sample) -> CompiledCall:
         """By a plan that is made for it, in the best of several ways."""

@@ -57,9 +57,7 @@ def with_results(results):
         builder.run(program.forward, [])
         builder.turn_around()
         kinds = [type(each).__name__ for each in output.meta["desc"]]
-        gradients = [
-            each for each, kind in zip(output.args[0], kinds, strict=True) if each and kind == "GradAOTOutput"
-        ]
+        gradients = [each for each, kind in zip(output.args[0], kinds, strict=True) if each and kind == "GradAOTOutput"]
         made = builder.run(program.backward, gradients)
         results.append(dict(zip(gradients, made, strict=True)))
         builder.graph.output([])

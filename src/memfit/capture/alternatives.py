@@ -125,7 +125,7 @@ class _Writer:
         return self._layouts[key]
 
     def _layouts_again(self, alternative: Alternative, values: Any) -> Any:
-        """What a call makes that remakes another's results: the same, which is checked once for each order of dimensions.
+        """What a call makes that remakes another's results: the same; that is checked once for an order of dimensions.
 
         Running every function without memory takes a second for models of many shapes.
         """

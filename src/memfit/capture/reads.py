@@ -3,8 +3,9 @@
 Note [What was read]
     A trace has the numbers in it that the forward found on modules, on the objects they hold, in the globals and
     closures of the model's code. While it runs, every attribute of a module that is read is noted, and every attribute
-    of an object that was read so. Names of globals are taken from the code that runs: of functions that run an operator,
-    of those they name, and of the modules' own methods. Afterwards that is compared before every call (`guards.py`).
+    of an object that was read so. Names of globals are taken from the code that runs: of functions that run an
+    operator, of those they name, and of the modules' own methods. Later all that is compared before every call
+    (`guards.py`).
 
 Note [What is left behind]
     What a forward puts on its modules is compared with what was there before. Tensors and constants that it writes
@@ -16,6 +17,8 @@ Note [What is left behind]
 
 import contextlib
 import dataclasses
+import dis
+import gc
 import random
 import sys
 import threading
@@ -38,7 +41,7 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _HEAP_TYPE = 1 << 9  # of `__flags__`: a class written in Python
 _FOREIGN = ("torch", "numpy", "builtins", "enum", "typing", "functools", "threading", "logging", "memfit", "_io")
 _MOST_ELEMENTS = 10_000  # of a container that is looked into
-_STORE_GLOBAL = __import__("dis").opmap["STORE_GLOBAL"]
+_STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 
 IsKnown = Callable[[torch.Tensor], bool]  # whether a tensor depends on nothing but constants
 
@@ -81,6 +84,7 @@ class Reads:
         self._watched: dict[int, _Watched] = {}
         self._kept: list[Any] = []  # keeps identities
         self._looked_into: set[int] = set()
+        self._is_following = False
         self._patched: dict[type, Any] = {}
         self._places: dict[tuple[int, str], Place] = {}
         self._containers: dict[int, tuple[str, Any, tuple[Any, ...]]] = {}
@@ -93,6 +97,7 @@ class Reads:
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
         """Note what is read meanwhile."""
+        self._is_following = True
         for each in {nn.Module, *(_defining(type(thing)) for thing in self._kept)} - {object}:
             self._patch(each)
         try:
@@ -102,8 +107,9 @@ class Reads:
                 if original is None:
                     del cls.__getattribute__
                 else:
-                    cls.__getattribute__ = original
+                    _read_by(cls, original)
             self._patched.clear()
+            self._is_following = False
 
     def ran(self, frame: types.FrameType) -> None:
         """Note that a function runs an operator."""
@@ -156,8 +162,8 @@ class Reads:
                 del self._places[id(watched.home), name]  # made by every call, see Note [What is left behind]
                 return
             raise ValueError(
-                f"the forward reads {path} and writes it, so that it carries something from one call to the next that a "
-                "captured call would not see; keep it in a buffer"
+                f"the forward reads {path} and writes it, so that it carries something from one call to the next that "
+                "a captured call would not see; keep it in a buffer"
             )
         yield Effect(home=watched.home, name=name, template=_template(path, value, tensors))
 
@@ -167,10 +173,10 @@ class Reads:
         self._kept.append(thing)
 
     def _patch(self, cls: type) -> None:
-        if cls in self._patched:
+        if cls in self._patched or not self._is_following:
             return
         original = cls.__dict__.get("__getattribute__")
-        read = cls.__getattribute__
+        read: Callable[[Any, str], Any] = cls.__getattribute__
         noted = self._noted
 
         def recording(instance: Any, name: str) -> Any:
@@ -179,7 +185,7 @@ class Reads:
             return value
 
         try:
-            cls.__getattribute__ = recording  # type: ignore[method-assign,assignment]
+            _read_by(cls, recording)
         except TypeError:  # not a class of Python's
             return
         self._patched[cls] = original
@@ -250,17 +256,16 @@ class Reads:
             return [(value.__code__, value.__globals__)]
         if _is_plain(value):
             self._note(name, around, name, value)
-        elif isinstance(value, types.ModuleType | type) or _is_object(value):
-            if not str(getattr(value, "__file__", "")) or not in_library(str(getattr(value, "__file__", ""))):
-                home = getattr(value, "__dict__", {})
-                for each in set(code.co_names) & home.keys():
-                    if _is_plain(home[each]):
-                        self._note(f"{name}.{each}", home, each, home[each])
+        elif (
+            isinstance(value, types.ModuleType) and not in_library(str(getattr(value, "__file__", "")))
+        ) or _is_object(value):
+            home = value.__dict__
+            for each in set(code.co_names) & home.keys():
+                if _is_plain(home[each]):
+                    self._note(f"{name}.{each}", home, each, home[each])
         return []
 
     def _note_closures(self, code: types.CodeType) -> None:
-        import gc
-
         for function in gc.get_referrers(code):
             if not isinstance(function, types.FunctionType) or function.__code__ is not code:
                 continue
@@ -357,6 +362,11 @@ def _methods(cls: type) -> list[types.FunctionType]:
         for each in vars(base).values()
         if isinstance(each, types.FunctionType)
     ]
+
+
+def _read_by(cls: Any, function: Callable[[Any, str], Any]) -> None:
+    """Let a function read the attributes of a class's instances."""
+    cls.__getattribute__ = function
 
 
 def _defining(cls: type) -> type:

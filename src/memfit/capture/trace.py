@@ -18,9 +18,9 @@ from memfit import _torch
 from memfit._memory_events import MemoryRecorder
 from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.diagnose import explain
+from memfit.capture.guards import Guards
 from memfit.capture.layout import ChannelsLast, lies_channels_last
 from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
-from memfit.capture.guards import Guards
 from memfit.capture.reads import Effect, Reads
 from memfit.capture.record import ModuleStack, Recorder
 from memfit.capture.sample import Sample, check_sample
@@ -189,7 +189,8 @@ class _Subject(nn.Module):
             _keep_buffers(self.model, buffers)
         if drawn := self._snapshot.drawn():
             raise ValueError(
-                f"the forward draws from {' and '.join(drawn)}, which a captured call would not do again; draw with torch"
+                f"the forward draws from {' and '.join(drawn)}, which a captured call would not do again; draw with "
+                "torch"
             )
         effects, left = self.reads.effects(recorder.is_known)
         self.caches_casts = self.caches_casts and recorder.saw_autocast

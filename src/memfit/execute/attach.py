@@ -55,6 +55,18 @@ class Call(Protocol):
     def __call__(self, states: Sequence[torch.Tensor], args: Any, kwargs: Any, /) -> Any: ...
 
 
+class OwnForward:
+    """A call that memfit does not change."""
+
+    guards = Guards([], [])
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward = forward
+
+    def __call__(self, _states: Any, args: Any, kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)
+
+
 Compile = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Call]
 
 

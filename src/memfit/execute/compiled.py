@@ -11,6 +11,7 @@ from memfit import _torch
 from memfit.capture.trace import Joint
 from memfit.collecting import collected_later
 from memfit.errors import ExecutionError
+from memfit.execute.arrivals import Arrivals
 from memfit.execute.codegen import OVERWRITES, generate
 from memfit.execute.partition import planned_partition, unplanned_program
 from memfit.execute.turns import without_double_turns
@@ -40,13 +41,17 @@ class CompiledCall:
         self._effects = joint.effects
         self.guards = joint.guards
         self.changes_only_buffers = not joint.changes_arguments and not joint.changes_parameters
+        places = _torch.result_places(joint.export)
+        self._arrivals = Arrivals(joint.differentiated, places.start) if len(joint.differentiated) > 1 else None
         with collected_later():
-            self._run = _compile(joint, graph, program or unplanned_program(graph), around_backward)
+            self._run = _compile(joint, graph, program or unplanned_program(graph), self._arrivals, around_backward)
 
     def __call__(self, states: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Any:
         """Run on the current parameters and buffers (`states`) and the call's arguments."""
         ordered = {name: kwargs[name] for name in self._keywords}
         tensors = list(self._run([*states, *pytree.tree_leaves((args, ordered))]))
+        if self._arrivals is not None and torch.is_grad_enabled():
+            self._arrivals.watch(tensors[self._differentiated[0]])
         if self._guarded:
             start = tensors[self._differentiated[0]]
             for index in self._guarded:
@@ -56,7 +61,9 @@ class CompiledCall:
         return self._template.rebuild(tensors)
 
 
-def _compile(joint: Joint, graph: Graph, program: Program, around_backward: Around | None) -> Flat:
+def _compile(
+    joint: Joint, graph: Graph, program: Program, arrivals: Arrivals | None, around_backward: Around | None
+) -> Flat:
     def compile_forward(module: fx.GraphModule) -> Boxed:
         compile_all(_stretches_run_by(module.graph))
         without_double_turns(module.graph)
@@ -65,9 +72,10 @@ def _compile(joint: Joint, graph: Graph, program: Program, around_backward: Arou
     def compile_backward(module: fx.GraphModule) -> Boxed:
         compile_all(_stretches_run_by(module.graph))
         without_double_turns(module.graph)
+        made = generate(module.graph) if arrivals is None else arrivals.compiled(module.graph)
         if around_backward is None:
-            return generate(module.graph)
-        function = around_backward(generate(module.graph))
+            return made
+        function = around_backward(made)
         function._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows
         return function
 

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from memfit.capture.autocast import autocast_state
 from memfit.capture.calls import NotedCall, noted_calls
+from memfit.capture.hooks import check_no_inner_hooks
 from memfit.capture.sample import Sample
 from memfit.capture.spilled import SpillFile
 from memfit.capture.trace import Joint, traced
@@ -190,6 +191,7 @@ class RegionSearch:
     def _captured(self, path: str, module: nn.Module, calls: list[NotedCall]) -> str:
         """Add a region, or say why not."""
         sample = calls[0].sample
+        check_no_inner_hooks(module)
         with traced(module, sample, backward_from="all", with_hooks=False) as joint:
             reason = next(_inexact(module, joint), "")
             if reason:

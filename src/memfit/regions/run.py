@@ -9,17 +9,16 @@ Note [Other calls of a region]
 import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
 from memfit.capture.calls import NotedCall, cut_off, noted_calls
-from memfit.capture.guards import Guards
 from memfit.capture.sample import Sample
 from memfit.capture.spilled import SpillFile
 from memfit.errors import InvalidFile, MemfitError
-from memfit.execute.attach import Call, PlannedForward, attach, check_unplanned, regions_of, remove
+from memfit.execute.attach import Call, OwnForward, PlannedForward, attach, check_unplanned, regions_of, remove
 from memfit.execute.compiled import CompiledCall
 from memfit.pipeline import recipe_of
 from memfit.plan.plan import Plan
@@ -41,7 +40,7 @@ class RegionRunner:
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         if self.kinds >= _MOST_KINDS:
-            return _OwnForward(model.forward)
+            return OwnForward(model.forward)
         self.kinds += 1
         try:
             return self._captured(model, cut_off(args, kwargs))
@@ -53,7 +52,7 @@ class RegionRunner:
                 f"{error}",
                 stacklevel=2,
             )
-            return _OwnForward(model.forward)
+            return OwnForward(model.forward)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "RegionRunner":
         return RegionRunner(plan=self.plan, whole=self.whole)  # a copy captures its own calls
@@ -67,18 +66,6 @@ class RegionRunner:
                 raise InvalidFile(other_call(self.plan, example))
             check_program(graph, self.plan.program)
             return CompiledCall(joint, graph, self.plan.program)
-
-
-class _OwnForward:
-    """A call that memfit does not change."""
-
-    guards = Guards([], [])
-
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self._forward = forward
-
-    def __call__(self, _states: Any, args: Any, kwargs: Any) -> Any:
-        return self._forward(*args, **kwargs)
 
 
 def apply_regions(plan: Plan, model: nn.Module, sample: Sample | None) -> nn.Module:

@@ -1,0 +1,108 @@
+"""Backward passes in which some outputs of a captured call get no gradient.
+
+Note [No gradient is not zero]
+    Where a loss takes one output of two, autograd gives the other none, and parameters behind it alone keep None. Torch
+    hands zeros to a captured backward pass instead, from which those parameters would get zeros, by which optimizers
+    decay them. So it is noted which gradients have arrived, and for every set of them there is a backward graph of its
+    own: what depends only on gradients that have not arrived is not computed; where it would be added to something,
+    that stays as it is; other operators that read it get zeros, as in the eager run.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from memfit.execute.codegen import generate
+
+Boxed = Callable[[list[Any]], list[Any]]
+Arrived = frozenset[int]  # outputs that got a gradient
+
+_ABSENT = object()
+
+
+class Arrivals:
+    """Runs the backward graph of a call for the gradients that arrive, see Note [No gradient is not zero]."""
+
+    def __init__(self, outputs: Sequence[int], first: int) -> None:
+        """`outputs` may get gradients; autograd counts them from `first` on."""
+        self._outputs = outputs
+        self._first = first
+        self._all = frozenset(outputs)
+        self._now = threading.local()
+
+    def watch(self, output: torch.Tensor) -> None:
+        """Note what arrives in the backward pass behind an output."""
+        assert output.grad_fn is not None
+        output.grad_fn.register_prehook(self._note)
+
+    def _note(self, gradients: tuple[torch.Tensor | None, ...]) -> None:
+        # Called right before the backward pass itself, by the same thread.
+        self._now.arrived = frozenset(each for each in self._outputs if gradients[self._first + each] is not None)
+
+    def compiled(self, graph: fx.Graph) -> Boxed:
+        """A backward graph as a function."""
+        functions = {self._all: generate(graph)}
+
+        def run(arguments: list[Any]) -> list[Any]:
+            arrived = self._now.__dict__.pop("arrived", self._all)
+            if arrived not in functions:
+                functions[arrived] = generate(_without(graph, self._all - arrived))
+            return functions[arrived](arguments)
+
+        run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows
+        return run
+
+
+def _without(graph: fx.Graph, missing: Arrived) -> fx.Graph:
+    """A backward graph without the gradients of some outputs."""
+    made = fx.Graph(graph.owning_module)
+    values: dict[fx.Node, Any] = {}
+    follow: set[fx.Node] = set()  # what depends on gradients that have arrived
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            copied = made.node_copy(node)
+            output = _output_of(node)
+            values[node] = _ABSENT if output in missing else copied
+            if output is not None and output not in missing:
+                follow.add(node)
+        elif node.op == "output":
+            made.output(fx.map_arg(node.args[0], lambda each: None if values[each] is _ABSENT else values[each]))
+        else:
+            values[node] = _reduced(made, node, values, follow)
+            if not follow.isdisjoint(node.all_input_nodes):
+                follow.add(node)
+    return made
+
+
+def _reduced(made: fx.Graph, node: fx.Node, values: dict[fx.Node, Any], follow: set[fx.Node]) -> Any:
+    """A call without what is missing, see Note [No gradient is not zero]."""
+    read = node.all_input_nodes
+    missing = [each for each in read if values[each] is _ABSENT]
+    if missing and follow.isdisjoint(read):
+        return _ABSENT
+    if missing and node.target is torch.ops.aten.add.Tensor and len(read) == 2 and not node.kwargs:
+        return next(values[each] for each in read if each not in missing)
+    given = {each: _zeros(made, each) for each in missing}
+    return made.node_copy(node, lambda each: given.get(each, values[each]))
+
+
+def _zeros(made: fx.Graph, node: fx.Node) -> fx.Node:
+    value = node.meta["val"]
+    arguments = (list(value.shape), list(value.stride()), value.dtype, value.device)
+    zeros = made.call_function(zeros_of, arguments)
+    zeros.meta["val"] = value
+    return zeros
+
+
+def zeros_of(shape: list[int], stride: list[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Stand for a gradient that has not arrived."""
+    return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
+
+
+def _output_of(node: fx.Node) -> int | None:
+    """Which output a placeholder of the backward pass is the gradient of."""
+    output = getattr(node.meta.get("desc"), "output", None)
+    return getattr(output, "idx", None)
