@@ -124,7 +124,7 @@ def unplanned_step(
 def _captured_graph(model: nn.Module, sample: Any, loss: Loss | None, backward_from: str) -> Graph:
     subject = model if loss is None else WithLoss(model, loss)
     example = Sample.of(sample) if loss is None else Sample((sample,))
-    with traced(subject, example, backward_from=backward_from) as joint:
+    with traced(subject, example, backward_from=backward_from, runs=False) as joint:
         graph = lower(joint)
     return graph if loss is None else without_prefix(graph, "model")
 

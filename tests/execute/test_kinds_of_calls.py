@@ -142,7 +142,7 @@ def test_what_is_no_module_is_refused():
             call(lambda features: features, torch.randn(1, 2))
 
 
-def test_a_forward_that_sets_attributes_is_warned_about():
+def test_a_forward_that_counts_is_refused():
     class Counting(nn.Module):
         def __init__(self):
             super().__init__()
@@ -153,12 +153,13 @@ def test_a_forward_that_sets_attributes_is_warned_about():
             self.calls += 1
             return self.linear(features)
 
-    with pytest.warns(UserWarning, match="changes calls"):
-        model = memfit.fit(Counting(), torch.randn(1, 2))
+    model = Counting()
+    with pytest.raises(CaptureError, match="reads calls and writes it"):
+        memfit.fit(model, torch.randn(1, 2))
     assert model.calls == 0
 
 
-def test_an_attribute_set_in_the_first_forward_alone_is_captured_as_the_first():
+def test_a_flag_set_in_the_first_forward_is_seen_in_the_second():
     class Initializing(nn.Module):
         def __init__(self):
             super().__init__()
@@ -172,9 +173,11 @@ def test_an_attribute_set_in_the_first_forward_alone_is_captured_as_the_first():
 
     batch = torch.randn(1, 2)
     eager = Initializing()
-    with pytest.warns(UserWarning, match="changes ready"):
-        captured = memfit.fit(copy.deepcopy(eager), batch)
-    assert torch.equal(captured(batch), eager(batch))
+    captured = memfit.fit(copy.deepcopy(eager), batch)
+    for _ in range(3):
+        assert torch.equal(captured(batch), eager(batch))
+    assert captured.ready
+    assert memfit.captures_of(captured).count == 2
 
 
 def test_an_output_with_tensors_that_cannot_be_found_is_refused():

@@ -148,7 +148,7 @@ def test_a_forward_that_counts():
 
     regions = found(Around(Counts(), lambda part, batch: part(batch)))
     assert [region.name for region in regions.found] == ["part.inner"]
-    assert regions.left_eager["part"] == "its forward changes count"
+    assert "the forward reads count and writes it" in regions.left_eager["part"]
 
 
 def test_nothing_is_left_behind():

@@ -9,9 +9,8 @@ from torch import nn
 
 import memfit
 from memfit.errors import InvalidFile, InvalidInput
-from memfit.execute.attach import is_planned
+from memfit.execute.attach import OwnForward, is_planned
 from memfit.execute.compiled import CompiledCall
-from memfit.regions.run import _OwnForward
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -75,7 +74,7 @@ def test_a_loaded_plan_is_applied(plan, with_sample, tmp_path):
     assert memfit.plan_of(model) == plan
     batches = [images(4)]
     assert_same(trained(eager, batches), trained(model, batches))
-    calls = [call for forward in _forwards(model) for call in forward.calls.values()]
+    calls = [call for forward in _forwards(model) for of_kind in forward.calls.values() for call in of_kind]
     assert len(calls) == 3
     assert all(isinstance(call, CompiledCall) for call in calls)
 
@@ -138,7 +137,7 @@ def test_calls_of_other_shapes_keep_the_decisions(plan):
     batches = [images(4), images(3)]
     assert_same(trained(eager, batches), trained(model, batches))
     (first, *_) = _forwards(model)
-    assert [type(call) for call in first.calls.values()] == [CompiledCall, CompiledCall]
+    assert [type(call) for calls in first.calls.values() for call in calls] == [CompiledCall, CompiledCall]
 
 
 def test_shapes_that_go_on_changing_run_by_the_models_own_forward(plan, monkeypatch):
@@ -148,7 +147,7 @@ def test_shapes_that_go_on_changing_run_by_the_models_own_forward(plan, monkeypa
     batches = [images(2), images(3)]
     assert_same(trained(eager, batches), trained(model, batches))
     (first, *_) = _forwards(model)
-    assert [type(call) for call in first.calls.values()] == [CompiledCall, _OwnForward]
+    assert [type(call) for calls in first.calls.values() for call in calls] == [CompiledCall, OwnForward]
 
 
 def test_evaluation_runs_the_models_own_forward(plan):

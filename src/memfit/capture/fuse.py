@@ -54,7 +54,7 @@ _MOST_INSIDE = 4  # values that are made again inside a stretch, one by one and 
 def fuse(joint: Joint) -> None:
     """Put stretches into a traced graph, and beside them those that make values again."""
     graph = joint.graph_module.graph
-    mode = _torch.detect_fake_mode([node.meta["val"] for node in graph.nodes if node.op == "placeholder"])
+    mode = _torch.detect_fake_mode([node.meta.get("val") for node in graph.nodes if node.op == "placeholder"])
     with torch.no_grad(), mode or contextlib.nullcontext():
         scaled = _scale_where_read(graph)
         _Fusing(graph).run()

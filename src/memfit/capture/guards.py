@@ -10,7 +10,11 @@ from collections.abc import Mapping, Sequence
 from operator import getitem, is_
 from typing import Any
 
+import torch
+
 from memfit.capture.outputs import is_constant
+
+ANY_TENSOR = object()  # in a container: captured calls get parameters as they are, and others are not read but kept
 
 
 @dataclasses.dataclass(slots=True)
@@ -82,7 +86,11 @@ def _holds(filled: tuple[str, Any, tuple[Any, ...]]) -> bool:
     if len(container) != len(content):
         return False
     now = container.values() if isinstance(container, dict) else container
-    return all(one is other or _are_equal(one, other) for one, other in zip(now, content, strict=True))
+    return all(one is other or _are_alike(one, other) for one, other in zip(now, content, strict=True))
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    return isinstance(one, torch.Tensor) if other is ANY_TENSOR else _are_equal(one, other)
 
 
 def _are_equal(one: Any, other: Any) -> bool:

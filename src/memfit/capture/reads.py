@@ -11,7 +11,8 @@ Note [What is left behind]
     What a forward puts on its modules is compared with what was there before. Tensors and constants that it writes
     without having read what was there are results of the call like those it returns, and are put there after every
     call; so is what it appends to a list. A tensor that depends on nothing but constants, and that is put in the place
-    of None, is made by every call and need not be there. All else would carry something from one call to the next
+    of None, is made by every call and need not be there. A flag that is read and set ("ready") is put there too; the
+    next call has read another value, and is captured anew. All else would carry something from one call to the next
     that a captured call does not see, so it is refused.
 """
 
@@ -30,13 +31,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit.capture.guards import Guards, Place
+from memfit.capture.guards import ANY_TENSOR, Guards, Place
 from memfit.capture.outputs import OutputTemplate, is_constant, take_apart
 from memfit.capture.record import in_library
 from memfit.tensors import tensors_in
 
 _HOOKS = frozenset(name for name in vars(nn.Module()) if name.endswith("hooks"))
-_OWN = frozenset(vars(nn.Module())) - _HOOKS | {"forward", "__dict__", "__class__"}  # guarded elsewhere, or not at all
+_OF_RECURRENT = {"_flat_weights", "_flat_weight_refs"}  # which follow the parameters
+_OWN = frozenset(vars(nn.Module())) - _HOOKS | _OF_RECURRENT | {"forward", "__dict__", "__class__"}  # not guarded here
 _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _HEAP_TYPE = 1 << 9  # of `__flags__`: a class written in Python
 _FOREIGN = ("torch", "numpy", "builtins", "enum", "typing", "functools", "threading", "logging", "memfit", "_io")
@@ -119,7 +121,11 @@ class Reads:
     def guards(self) -> Guards:
         """All that was read, to be compared with what is there later."""
         self._note_globals()
-        containers = [each for each in self._containers.values() if len(each[2]) <= _MOST_ELEMENTS]
+        containers = [
+            (path, container, tuple(ANY_TENSOR if isinstance(each, torch.Tensor) else each for each in content))
+            for path, container, content in self._containers.values()
+            if len(content) <= _MOST_ELEMENTS
+        ]
         return Guards(list(self._places.values()), containers)
 
     def restore(self) -> None:
@@ -161,10 +167,11 @@ class Reads:
             if old is None and held and all(map(is_known, held)):
                 del self._places[id(watched.home), name]  # made by every call, see Note [What is left behind]
                 return
-            raise ValueError(
-                f"the forward reads {path} and writes it, so that it carries something from one call to the next that "
-                "a captured call would not see; keep it in a buffer"
-            )
+            if not isinstance(value, bool | str | None):
+                raise ValueError(
+                    f"the forward reads {path} and writes it, so that it carries something from one call to the next "
+                    "that a captured call would not see; keep it in a buffer"
+                )
         yield Effect(home=watched.home, name=name, template=_template(path, value, tensors))
 
     def _watch(self, path: str, thing: Any) -> None:
@@ -176,7 +183,7 @@ class Reads:
         if cls in self._patched or not self._is_following:
             return
         original = cls.__dict__.get("__getattribute__")
-        read: Callable[[Any, str], Any] = cls.__getattribute__
+        read: Any = cls.__getattribute__
         noted = self._noted
 
         def recording(instance: Any, name: str) -> Any:
@@ -231,6 +238,8 @@ class Reads:
 
     def _note_globals(self) -> None:
         """See Note [What was read]."""
+        for code, around in self._codes.items():
+            _check_no_writes(code, around)
         waiting = [*self._codes.items(), *((each.__code__, each.__globals__) for each in self._methods)]
         seen = set()
         while waiting:
@@ -238,8 +247,6 @@ class Reads:
             if code in seen or in_library(code.co_filename):
                 continue
             seen.add(code)
-            if _STORE_GLOBAL in code.co_code[::2]:
-                raise ValueError(f"{code.co_name} writes a global, which a captured call would not do again")
             waiting += [(each, around) for each in code.co_consts if isinstance(each, types.CodeType)]
             for name in code.co_names:
                 if name in around:
@@ -275,6 +282,15 @@ class Reads:
                         home = _Cell(cell)
                         self._kept.append(home)
                         self._note(f"{code.co_name}.{name}", home, name, cell.cell_contents)  # type: ignore[arg-type]
+
+
+def _check_no_writes(code: types.CodeType, around: Mapping[str, Any]) -> None:
+    """Refuse code that writes globals, or names functions that do."""
+    named = [around.get(name) for name in code.co_names]
+    called = [each.__code__ for each in named if isinstance(each, types.FunctionType)]
+    for each in (code, *called):
+        if _STORE_GLOBAL in each.co_code[::2] and not in_library(each.co_filename):
+            raise ValueError(f"{each.co_name} writes a global, which a captured call would not do again")
 
 
 class _Cell:

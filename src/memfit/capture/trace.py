@@ -77,12 +77,14 @@ def traced(
     with_hooks: bool = True,
     outputs: str = "all",
     channels_last: bool = False,
+    runs: bool = True,
 ) -> Iterator[Joint]:
     """Trace one forward and backward pass of `model` on `sample`; nothing is computed.
 
     `outputs="loss"` returns `None` in the place of every output the backward pass does not start from.
     `with_hooks=False` leaves out the hooks of the model itself (not of its parts), for a trace that
-    will run inside them. `channels_last` lays out images as convolutions want them, see `layout.py`.
+    will run inside them. `channels_last` lays out images as convolutions want them, see `layout.py`. With `runs=False`
+    the trace is only looked at, and may be of a forward that does more than a captured call can do again.
     """
     check_sample(model, sample)
     if outputs not in ("all", "loss"):
@@ -91,7 +93,7 @@ def traced(
         start = time.monotonic()
         snapshot = Snapshot(model)
         stack.callback(snapshot.restore)
-        subject = _Subject(model, snapshot, backward_from, with_hooks, outputs, channels_last)
+        subject = _Subject(model, snapshot, backward_from, with_hooks, outputs, channels_last, runs)
         stack.callback(subject.reads.restore)
         joint = _export(stack, subject, _as_fake_as(model, sample))
         subject.reads.restore()
@@ -126,6 +128,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
             warnings.filterwarnings("ignore", message="Error detected in")
             with autocast(subject.autocast, enabled=False):  # see Note [Backward outside autocast] in `autocast.py`
                 export = _torch.export_joint(attempt, subject, sample.args, dict(sample.kwargs))
+                guards = subject.guards()
             stack.enter_context(attempt.pop_all())
     except MemfitError:
         raise
@@ -144,7 +147,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         undifferentiated=subject.undifferentiated,
         cast_anew=_cast_anew(export.graph_module) if subject.caches_casts else (),
         avoided_values=last_try,
-        guards=subject.reads.guards(),
+        guards=guards,
         effects=subject.effects,
     )
 
@@ -160,6 +163,7 @@ class _Subject(nn.Module):
         with_hooks: bool,
         outputs: str,
         channels_last: bool,
+        runs: bool,
     ) -> None:
         super().__init__()
         self.model = model
@@ -169,6 +173,7 @@ class _Subject(nn.Module):
         self._backward_from = backward_from
         self._outputs = outputs
         self._channels_last = channels_last
+        self._runs = runs
         self.caches_casts = torch.is_autocast_cache_enabled()  # asked here: a trace switches it off
         self.autocast = autocast_state()
         self.template: OutputTemplate | None = None
@@ -187,12 +192,7 @@ class _Subject(nn.Module):
             with autocast(self.autocast), ChannelsLast() if self._channels_last else contextlib.nullcontext():
                 output = (self.model if self._with_hooks else self.model.forward)(*args, **kwargs)
             _keep_buffers(self.model, buffers)
-        if drawn := self._snapshot.drawn():
-            raise ValueError(
-                f"the forward draws from {' and '.join(drawn)}, which a captured call would not do again; draw with "
-                "torch"
-            )
-        effects, left = self.reads.effects(recorder.is_known)
+        effects, left = self._left_behind(recorder) if self._runs else ([], [])
         self.caches_casts = self.caches_casts and recorder.saw_autocast
         tensors, self.template = take_apart(output)
         if self._channels_last and not any(map(lies_channels_last, pytree.tree_leaves((args, kwargs)))):
@@ -217,6 +217,19 @@ class _Subject(nn.Module):
         return tuple(
             tensor if index in self.differentiated else tensor.detach() for index, tensor in enumerate(tensors)
         )
+
+    def guards(self) -> Guards:
+        """What the forward has read; ValueError if a captured call cannot do what it does."""
+        return self.reads.guards() if self._runs else Guards([], [])
+
+    def _left_behind(self, recorder: Recorder) -> tuple[list[Effect], list[torch.Tensor]]:
+        """What the forward has left on the model; ValueError if a captured call cannot do that again."""
+        if drawn := self._snapshot.drawn():
+            raise ValueError(
+                f"the forward draws from {' and '.join(drawn)}, which a captured call would not do again; draw with "
+                "torch"
+            )
+        return self.reads.effects(recorder.is_known)
 
 
 def _restore_shared_results(graph: fx.Graph) -> None:

@@ -42,7 +42,8 @@ from torch.utils import _pytree as pytree
 from memfit import _torch
 from memfit.capture.guards import Guards
 from memfit.capture.outputs import is_constant
-from memfit.errors import ExecutionError, InvalidInput
+from memfit.errors import ExecutionError, InfeasibleBudget, InvalidInput
+from memfit.execute.differences import difference
 
 log = logging.getLogger(__name__)
 
@@ -203,11 +204,12 @@ class PlannedForward:
         modules, states = _parts(self._model)
         if not self._model.training or not torch.is_grad_enabled() or not _requires_grad(states, leaves):
             return self.original(*args, **kwargs)
-        of_kind = self.calls.setdefault(_kind_of_call(modules, states, leaves, spec), [])
+        kind = _kind_of_call(modules, states, leaves, spec)
+        of_kind = self.calls.get(kind, [])
         call = next((each for each in of_kind if each.guards.hold()), None)
         if call is None:
-            call = self._captured(args, kwargs)
-            of_kind.append(call)
+            call = self._captured(args, kwargs, self._why(kind, modules, leaves))
+            self.calls.setdefault(kind, []).append(call)
         # Calls of several kinds in turns are not worth being remembered one by one.
         self._last = _LastCall.of(call, modules, states, leaves, spec) if call is self._before else None
         self._before = call
@@ -234,13 +236,30 @@ class PlannedForward:
             self._model.__dict__["forward"] = self
         self.active = True
 
-    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        log.info("capturing a new kind of call to %s", type(self._model).__name__)
+    def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "") -> Call:
+        log.info("capturing a new kind of call to %s%s", type(self._model).__name__, f": {why}" if why else "")
         start = time.monotonic()
-        with removed(self._model), self._without_wrappers():
-            call = self.compile_call(self._model, args, kwargs)
+        try:
+            with removed(self._model), self._without_wrappers():
+                call = self.compile_call(self._model, args, kwargs)
+        except InfeasibleBudget as error:
+            if not why:
+                raise
+            raise error.after(f"This call of {type(self._model).__name__} is of a new kind ({why})") from error
         self.capture_s += time.monotonic() - start
         return call
+
+    def _why(self, kind: Any, modules: list[nn.Module], leaves: list[Any]) -> str:
+        """In which way a call differs from those that were captured before."""
+        of_kind = self.calls.get(kind)
+        if of_kind:
+            return of_kind[-1].guards.change()
+        if not self.calls:
+            return ""
+        names = [*(name for name, _ in self._model.named_parameters(remove_duplicate=False))]
+        names += [name for name, _ in self._model.named_buffers(remove_duplicate=False)]
+        names += [f"argument {place}" for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        return difference(next(reversed(self.calls)), kind, names, modules)
 
     @contextlib.contextmanager
     def _without_wrappers(self) -> Iterator[None]:

@@ -1,0 +1,68 @@
+"""Outputs that get no gradient leave the parameters behind them as they are."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import memfit
+
+Outputs = tuple[torch.Tensor, ...]
+
+
+class Heads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(16, 32)
+        self.one, self.two, self.three = (nn.Linear(32, 4) for _ in range(3))
+
+    def forward(self, batch: torch.Tensor) -> Outputs:
+        hidden = F.gelu(self.trunk(batch))
+        return self.one(hidden), self.two(hidden).relu(), torch.cat([self.two(hidden), self.three(hidden)])
+
+
+LOSSES: dict[str, Callable[[Outputs], torch.Tensor]] = {
+    "first": lambda outputs: outputs[0].square().mean(),
+    "second": lambda outputs: outputs[1].square().mean(),
+    "third": lambda outputs: outputs[2].square().mean(),
+    "two of them": lambda outputs: outputs[0].mean() + outputs[2].square().mean(),
+    "all": lambda outputs: sum((each.square().mean() for each in outputs), torch.zeros(())),
+}
+
+
+@pytest.mark.parametrize("budget", [0.99, "smallest"])
+@pytest.mark.parametrize("names", [(name,) * 3 for name in LOSSES] + [("first", "third", "all", "second")])
+def test_gradients_are_none_where_those_of_the_eager_run_are(names: tuple[str, ...], budget: float | str) -> None:
+    torch.manual_seed(0)
+    plain, fitted = Heads(), Heads()
+    fitted.load_state_dict(plain.state_dict())
+    memfit.fit(fitted, torch.randn(32, 16), budget, time_limit=1, progress=False)
+    optimizers = [torch.optim.AdamW(each.parameters(), weight_decay=0.1) for each in (plain, fitted)]
+    for name in names:
+        batch = torch.randn(32, 16)
+        for model, optimizer in zip((plain, fitted), optimizers, strict=True):
+            optimizer.zero_grad()
+            LOSSES[name](model(batch)).backward()
+        for one, other in zip(plain.parameters(), fitted.parameters(), strict=True):
+            assert (one.grad is None) == (other.grad is None)
+            assert one.grad is None or other.grad is None or torch.equal(one.grad, other.grad)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert memfit.captures_of(fitted).count == 1
+
+
+def test_two_calls_in_one_step_each_know_their_own() -> None:
+    torch.manual_seed(0)
+    plain, fitted = Heads(), Heads()
+    fitted.load_state_dict(plain.state_dict())
+    batches = torch.randn(2, 32, 16)
+    memfit.fit(fitted, batches[0], 0.99, progress=False)
+    for model in (plain, fitted):
+        one, other = model(batches[0]), model(batches[1])
+        (one[0].square().mean() + other[2].square().mean()).backward()
+    for own, planned in zip(plain.parameters(), fitted.parameters(), strict=True):
+        assert own.grad is not None
+        assert planned.grad is not None
+        assert torch.equal(own.grad, planned.grad)
