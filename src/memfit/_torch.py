@@ -48,6 +48,8 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
 `layout_check` rests on `TensorGuards` of `torch._C._dynamo`
     Whether tensors are still of the types, sizes, strides, dtypes and devices that others had, and require gradients
     as they did; holds none of them.
+`is_transformed` rests on `torch._C._functorch.maybe_current_level`
+    Whether a transform of `torch.func` is running.
 `graph_module` rests on `_make_graph_module` and `_use_lazy_graph_module`
     A graph module whose code is written when it is first called, which ours are not.
 `StorageWeakRef` is `torch.multiprocessing.reductions`' own
@@ -122,6 +124,7 @@ __all__ = [
     "functions_named",
     "graph_module",
     "is_plain",
+    "is_transformed",
     "keeps_graph",
     "keywords_of",
     "layout_check",
@@ -135,7 +138,13 @@ __all__ = [
 annotation = torch.fx.traceback.annotate
 below_autograd = torch._C._AutoDispatchBelowAutograd
 current_node = torch._C._current_autograd_node
+_transform_level = torch._C._functorch.maybe_current_level
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+
+
+def is_transformed() -> bool:
+    """Return whether a transform of `torch.func` is running."""
+    return _transform_level() is not None
 
 
 def export_joint(

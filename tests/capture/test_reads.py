@@ -262,3 +262,31 @@ def test_what_differs_is_said(caplog: pytest.LogCaptureFixture) -> None:
         model(torch.randn(32, 16, requires_grad=True))
     assert "new kind of call to Net: argument 0 now requires a gradient" in caplog.text
     assert "new kind of call to Net: Dropout is now in eval mode" in caplog.text
+
+
+def test_what_changes_in_every_step_is_named_with_what_to_do() -> None:
+    model = Net()
+    batch = torch.randn(32, 16)
+    memfit.fit(model, batch, 0.95, time_limit=1, progress=False)
+
+    def run() -> None:
+        for number in range(6):
+            model.beta = 0.2 + number
+            model(batch).backward()
+
+    with pytest.warns(UserWarning, match="captured 3 times more because beta changes .* hold it in a buffer") as said:
+        run()
+    assert len(said) == 1
+
+
+def test_many_lengths_are_told_of_buckets() -> None:
+    model = Net()
+    memfit.fit(model, torch.randn(32, 16), 0.95, time_limit=1, progress=False)
+
+    def run() -> None:
+        for rows in range(10, 20):
+            model(torch.randn(rows, 16)).backward()
+
+    with pytest.warns(UserWarning, match="the shape of argument 0 changes .* memfit.Buckets.of") as said:
+        run()
+    assert len(said) == 1

@@ -11,7 +11,7 @@ from twins import MODELS, Answer, Answering, ConvNet, assert_same, train_step
 
 import memfit
 from memfit.errors import CaptureError, ExecutionError, InvalidInput
-from memfit.execute.attach import PlannedForward
+from memfit.execute.attach import PlannedForward, is_planned
 from memfit.measure.peak import measure_peak
 
 
@@ -163,10 +163,16 @@ def test_the_state_dict_can_be_saved_and_loaded_into_the_plain_model(pair):
     assert_same(train_step(eager, batch), train_step(captured, batch))
 
 
-def test_pickling_the_whole_model_says_what_to_do():
+def test_a_model_that_is_saved_whole_is_saved_as_it_is_without_memfit():
     captured = memfit.fit(nn.Linear(2, 2), torch.randn(1, 2))
-    with pytest.raises(ExecutionError, match=r"memfit.remove\(model\)"):
-        torch.save(captured, io.BytesIO())
+    file = io.BytesIO()
+    torch.save(captured, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert type(loaded) is nn.Linear
+    assert not is_planned(loaded)
+    batch = torch.randn(1, 2)
+    assert torch.equal(loaded(batch), captured(batch))
 
 
 def test_hooks_of_the_model_and_of_its_parameters_fire():

@@ -48,6 +48,11 @@ def _reason(error: Exception) -> tuple[str, str]:
         )
     if "fake mode" in str(error).lower() and isinstance(error, AssertionError):
         return "tensors of two without_weights() blocks meet", "build the model and the sample in one block"
+    if "numpy" in str(error).lower():
+        return (
+            "the code computes with NumPy, which a trace cannot follow",
+            "write that part with torch, or leave it out of the module that is captured",
+        )
     if isinstance(error, ValueError) and in_memfit(error):
         return first_line(error), "change the model there, or leave that part out of the module that is captured"
     if isinstance(error, _torch.DataDependentOutputException):
@@ -61,4 +66,8 @@ def _reason(error: Exception) -> tuple[str, str]:
             f"the size of a result depends on values ({error.func})",
             "use a form with a fixed size, such as a mask, or leave that part out of the module that is captured",
         )
-    return f"{type(error).__name__}: {first_line(error)}", "check that the model runs on this sample by itself"
+    return (
+        f"{type(error).__name__}: {first_line(error)}",
+        "check that the model runs on this sample by itself; if it does, leave that part out of the module that is "
+        "captured, which a trace cannot follow",
+    )

@@ -2,9 +2,17 @@
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 from memfit import _torch
 from memfit.capture.construction import Construction
+
+
+class _Mode(_torch.FakeTensorMode):
+    """One for all tensors of a block, also of those that modules copy (`nn.TransformerEncoder` copies its layer)."""
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> "_Mode":
+        return self
 
 
 @contextlib.contextmanager
@@ -17,5 +25,5 @@ def without_weights() -> Iterator[None]:
     >>> memfit.estimate(model, batch).peak_bytes > 2 * 10**12
     True
     """
-    with _torch.FakeTensorMode(allow_non_fake_inputs=True), Construction():
+    with _Mode(allow_non_fake_inputs=True), Construction():
         yield

@@ -328,11 +328,17 @@ class SavedTensors:
 
     def keep_sample(self, sample: Sample) -> Callable[[], Sample]:
         """Remember what a call was given and return what gives it back, with its strides."""
-        given = (sample.args, dict(sample.kwargs))
-        kept = pytree.tree_map_only(torch.Tensor, lambda each: _Argument(self.pack(each), each.requires_grad), given)
-        return lambda: Sample(*pytree.tree_map_only(_Argument, self._argument, kept))
+        # Leaf by leaf: some containers (packed sequences) hold nothing but tensors.
+        leaves, spec = pytree.tree_flatten((sample.args, dict(sample.kwargs)))
+        kept = [
+            _Argument(self.pack(each), each.requires_grad) if isinstance(each, torch.Tensor) else each
+            for each in leaves
+        ]
+        return lambda: Sample(*pytree.tree_unflatten([self._argument(each) for each in kept], spec))
 
-    def _argument(self, kept: "_Argument") -> torch.Tensor:
+    def _argument(self, kept: Any) -> Any:
+        if not isinstance(kept, _Argument):
+            return kept
         return self.unpack(kept.packed).detach().requires_grad_(kept.requires_grad)
 
     def would_live(self, reference: _torch.StorageWeakRef) -> bool:

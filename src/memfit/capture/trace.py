@@ -22,11 +22,12 @@ from memfit.capture.guards import Guards
 from memfit.capture.layout import ChannelsLast, lies_channels_last
 from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
 from memfit.capture.reads import Effect, Reads
-from memfit.capture.record import ModuleStack, Recorder
+from memfit.capture.record import ANNOTATION, ModuleStack, Recorder
 from memfit.capture.sample import Sample, check_sample
 from memfit.capture.snapshot import Snapshot
 from memfit.collecting import collected_later
-from memfit.errors import InvalidInput, InvalidModel, MemfitError
+from memfit.errors import CaptureError, InvalidInput, InvalidModel, MemfitError
+from memfit.tensors import tensors_in
 
 ROOT = "model"  # the name under which _Subject holds the captured module
 
@@ -138,6 +139,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         name = type(subject.model).__name__
         raise explain(error, model_name=name, module=subject.module_stack.innermost) from error
     assert subject.template is not None
+    _check_dense(type(subject.model).__name__, export.graph_module.graph)
     _restore_shared_results(export.graph_module.graph)
     return Joint(
         export=export,
@@ -230,6 +232,19 @@ class _Subject(nn.Module):
                 "torch"
             )
         return self.reads.effects(recorder.is_known)
+
+
+def _check_dense(name: str, graph: fx.Graph) -> None:
+    """Refuse tensors without plain memory, whose sizes depend on values."""
+    for node in graph.nodes:
+        if any(each.layout is not torch.strided and not each.is_mkldnn for each in tensors_in(node.meta.get("val"))):
+            mark = (node.meta.get("custom") or {}).get(ANNOTATION)
+            where = f" in module {mark.module!r} at {mark.source}" if mark is not None else ""
+            raise CaptureError(
+                f"{name} could not be captured: {node.target}{where} makes a sparse tensor, whose size depends on "
+                "values; use dense ones (nn.Embedding(..., sparse=False))",
+                module="" if mark is None else mark.module,
+            )
 
 
 def _restore_shared_results(graph: fx.Graph) -> None:

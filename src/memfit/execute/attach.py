@@ -3,12 +3,13 @@
 Note [Drop-in]
     Only the attribute `forward` of the instance changes: class, parameters, buffers, `state_dict`
     keys and hooks of the module stay what they are. In `eval()`, under `no_grad` and where nothing
-    requires a gradient, the original forward runs.
+    requires a gradient, the original forward runs; so it does inside transforms of `torch.func`, which a captured call
+    cannot be part of.
 
 Note [Kinds of calls]
     A captured call is right for every call that is like the one it was captured from: the same
     modules in the same modes, parameters and buffers of the same layout, arguments of the same
-    layout and the same constants, the same tensors given twice, the same autocast. What the model's code has read
+    layout and the same constants, the same tensors given twice, the same autocast and deterministic algorithms. What the model's code has read
     beside these (`dropout.p`, a global) is compared too, see `capture/guards.py`; of one kind there may be several
     captured calls that have read different values.
 
@@ -32,6 +33,8 @@ import dataclasses
 import functools
 import logging
 import time
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -46,6 +49,9 @@ from memfit.errors import ExecutionError, InfeasibleBudget, InvalidInput
 from memfit.execute.differences import difference
 
 log = logging.getLogger(__name__)
+
+_MOST_OF_A_KIND = 15  # captured calls that have read different values, besides the newest
+_TOO_MANY = 3  # captures for one reason, before it is said what to do
 
 
 class Call(Protocol):
@@ -181,6 +187,7 @@ class PlannedForward:
         self.active = True  # else the original runs, see Note [Wrapped forwards]
         self.capture_s = 0.0
         self.runs = 0  # of captured calls
+        self._reasons: Counter[str] = Counter()  # why calls were captured after the first
         self._last: _LastCall | None = None
         self._before: Call | None = None  # what the call before this one ran
         self._model = model
@@ -194,7 +201,7 @@ class PlannedForward:
         return forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.active:
+        if not self.active or _torch.is_transformed():
             return self.original(*args, **kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
         last = self._last  # another thread may replace it
@@ -208,8 +215,10 @@ class PlannedForward:
         of_kind = self.calls.get(kind, [])
         call = next((each for each in of_kind if each.guards.hold()), None)
         if call is None:
-            call = self._captured(args, kwargs, self._why(kind, modules, leaves))
-            self.calls.setdefault(kind, []).append(call)
+            why = self._why(kind, modules, leaves)
+            call = self._captured(args, kwargs, why)
+            self.calls[kind] = [*of_kind[-_MOST_OF_A_KIND:], call]
+            self._advise(why)
         # Calls of several kinds in turns are not worth being remembered one by one.
         self._last = _LastCall.of(call, modules, states, leaves, spec) if call is self._before else None
         self._before = call
@@ -249,6 +258,23 @@ class PlannedForward:
         self.capture_s += time.monotonic() - start
         return call
 
+    def _advise(self, why: str) -> None:
+        """Say once what to do about calls that are captured again and again."""
+        if self.whole is not None:
+            return  # what a region is given is not the user's to choose
+        self._reasons[why.partition(" was ")[0]] += 1
+        subject, count = self._reasons.most_common(1)[0]
+        if count != _TOO_MANY or not why.startswith(subject):
+            return
+        advice = "hold it in a buffer, which a captured call reads anew"
+        if subject.startswith("the shape of"):
+            advice = "pad batches to a few lengths: buckets = memfit.Buckets.of(lengths), then buckets.pad(batch)"
+        warnings.warn(
+            f"{type(self._model).__name__} was captured {count} times more because {subject} changes from call to call "
+            f"({self.capture_s:.1f} s so far): {advice}",
+            stacklevel=3,
+        )
+
     def _why(self, kind: Any, modules: list[nn.Module], leaves: list[Any]) -> str:
         """In which way a call differs from those that were captured before."""
         of_kind = self.calls.get(kind)
@@ -284,16 +310,21 @@ class PlannedForward:
         twin.compile_call = self.compile_call
         twin.whole = None if self.whole is None else memo.get(id(self.whole))
         twin.active, twin.capture_s, twin.runs = self.active, 0.0, 0
+        twin._reasons = Counter()
         twin._model = model
         twin._instance_forward = copy.deepcopy(self._instance_forward, memo)
         functools.update_wrapper(twin, twin.original)
         return twin
 
     def __reduce__(self) -> Any:
-        raise ExecutionError(
-            "a module that runs through memfit cannot be pickled whole; save model.state_dict(), "
-            "or call memfit.remove(model) first"
-        )
+        """A model that is saved whole is saved as it is without memfit."""
+        if self._instance_forward is not None:
+            return _same, (self._instance_forward,)
+        return getattr, (self._model, "forward")  # read before the attributes of the loaded model are there
+
+
+def _same(forward: Callable[..., Any]) -> Callable[..., Any]:
+    return forward
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -310,7 +341,7 @@ class _LastCall:
     are_tensors: list[bool]  # of the arguments
     constants: list[Any]  # the other arguments
     spec: Any
-    autocast: Any
+    settings: Any  # of torch
 
     @classmethod
     def of(
@@ -333,7 +364,7 @@ class _LastCall:
             are_tensors=[isinstance(leaf, torch.Tensor) for leaf in leaves],
             constants=[_constant(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)],
             spec=spec,
-            autocast=_autocast(),
+            settings=_settings(),
         )
 
     def states(self, leaves: list[Any], spec: Any) -> list[torch.Tensor] | None:
@@ -350,7 +381,7 @@ class _LastCall:
             and _are_others(tensors, self.state_ids)
             and self.are_laid_out_so(*[states[place] for place in self.different], *tensors)
             and [_constant(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)] == self.constants
-            and _autocast() == self.autocast
+            and _settings() == self.settings
         )
         return states if same else None
 
@@ -412,7 +443,7 @@ def _kind_of_call(modules: list[nn.Module], states: list[torch.Tensor], leaves: 
         tuple([first_place.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)]),
         tuple([None if isinstance(leaf, torch.Tensor) else _constant(leaf) for leaf in leaves]),
         spec,
-        _autocast(),
+        _settings(),
     )
 
 
@@ -429,7 +460,8 @@ def _constant(leaf: Any) -> Any:
     return type(leaf), leaf.hex() if isinstance(leaf, float) else leaf
 
 
-def _autocast() -> Any:
+def _settings() -> Any:
     devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
     dtypes = tuple([(device, torch.get_autocast_dtype(device)) for device in devices])
-    return dtypes, bool(devices) and torch.is_autocast_cache_enabled()
+    is_cached = bool(devices) and torch.is_autocast_cache_enabled()
+    return dtypes, is_cached, torch.are_deterministic_algorithms_enabled()
