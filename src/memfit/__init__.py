@@ -26,6 +26,7 @@ from memfit.plan.frontier import Frontier
 from memfit.plan.plan import Plan
 from memfit.prove.check import Check, check
 from memfit.prove.profile import Profile, profile
+from memfit.prove.run import RunCheck, check_run
 from memfit.recipe import TECHNIQUES
 from memfit.report import notebook as _notebook  # noqa: F401  (it registers how objects look in notebooks)
 from memfit.report.write import report
@@ -61,12 +62,14 @@ __all__ = [
     "Plan",
     "Profile",
     "RankError",
+    "RunCheck",
     "Sample",
     "Step",
     "StepPolicy",
     "apply",
     "captures_of",
     "check",
+    "check_run",
     "estimate",
     "fit",
     "frontier",

@@ -9,9 +9,9 @@ Note [Drop-in]
 Note [Kinds of calls]
     A captured call is right for every call that is like the one it was captured from: the same
     modules in the same modes, parameters and buffers of the same layout, arguments of the same
-    layout and the same constants, the same tensors given twice, the same autocast and deterministic algorithms. What the model's code has read
-    beside these (`dropout.p`, a global) is compared too, see `capture/guards.py`; of one kind there may be several
-    captured calls that have read different values.
+    layout and the same constants, the same tensors given twice, autocast and deterministic algorithms set alike.
+    What the model's code has read beside these (`dropout.p`, a global) is compared too, see `capture/guards.py`; of one
+    kind there may be several captured calls that have read different values.
 
 Note [Like the last call]
     As a rule a call is of the kind of the one before. From the second of a kind in a row on, what was looked at is
