@@ -1,0 +1,384 @@
+"""What forwards do beside computing: draw, count, keep, append, look at values."""
+
+import itertools
+import math
+import os
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from patterns.models import Blocks, Net
+from patterns.pattern import Pattern, State, features, loss_of
+
+CALLS = 0
+COUNTS = {"calls": 0}
+LOG: list[Any] = []
+LOCAL = threading.local()
+
+
+class DropsByRandom(Blocks):
+    def is_kept(self, place: int) -> bool:
+        return random.random() > 0.3
+
+
+class DropsByNumpy(Blocks):
+    def is_kept(self, place: int) -> bool:
+        return np.random.rand() > 0.3
+
+
+class DropsByTorch(Blocks):
+    def is_kept(self, place: int) -> bool:
+        return bool(torch.rand(()) > 0.3)
+
+
+class DropsByOwnRandom(Blocks):
+    def __init__(self) -> None:
+        super().__init__()
+        self.random = random.Random(0)
+
+    def is_kept(self, place: int) -> bool:
+        return self.random.random() > 0.3
+
+
+class DropsByModuleRandom(Blocks):
+    """With a generator that is a global."""
+
+    def is_kept(self, place: int) -> bool:
+        return GENERATOR.random() > 0.3
+
+
+GENERATOR = random.Random(0)
+
+
+class DropsInTurn(Blocks):
+    """With an iterator on self."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.turns = itertools.cycle([True, False, True, True, True])
+
+    def is_kept(self, place: int) -> bool:
+        return next(self.turns)
+
+
+class DropsByEnvironment(Blocks):
+    def is_kept(self, place: int) -> bool:
+        return os.environ.get("PATTERN_DEPTH", "3") > str(place)
+
+
+class DrawsFromGenerator(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(3)
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + 0.1 * torch.rand(hidden.shape, generator=self.generator)
+
+
+class DrawsFromTorch(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(hidden + 0.1 * torch.randn_like(hidden), 0.3)
+
+
+class SeedsItself(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(7)
+        return nn.functional.dropout(hidden, 0.3)
+
+
+class ForksTheGenerator(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(7)
+            return nn.functional.dropout(hidden, 0.3)
+
+
+class Holding(Net):
+    """Keeps something on self."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.losses: list[torch.Tensor] = []
+        self.mask: torch.Tensor | None = None
+        self.aux: torch.Tensor | None = None
+        self.mean: Any = 0.0
+        self.register_buffer("seen", torch.zeros(32))
+        self.cache: dict[Any, torch.Tensor] = {}
+
+
+class Counts(Holding):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return torch.sigmoid(hidden)
+
+
+class CountsAndScales(Holding):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return torch.sigmoid(hidden) / math.sqrt(self.calls)
+
+
+class AppendsLosses(Holding):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.losses.append(hidden.square().mean())
+        return torch.sigmoid(hidden)
+
+
+class KeepsAux(Holding):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.aux = hidden.square().mean()
+        return torch.sigmoid(hidden)
+
+
+class CachesMask(Holding):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        if self.mask is None:
+            self.mask = torch.ones(hidden.shape[-1]).tril(-4)
+        return torch.sigmoid(hidden) * self.mask
+
+
+class CachesMaskByShape(Holding):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        key = (hidden.shape, hidden.dtype)
+        if key not in self.cache:
+            self.cache[key] = torch.linspace(0, 1, hidden.shape[-1])
+        return torch.sigmoid(hidden) * self.cache[key]
+
+
+class KeepsRunningMean(Holding):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.mean = 0.9 * self.mean + 0.1 * hidden.detach().mean(0)
+        return torch.sigmoid(hidden - self.mean)
+
+
+class UpdatesBuffer(Holding):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.seen.mul_(0.9).add_(hidden.mean(0), alpha=0.1)
+        return torch.sigmoid(hidden - self.seen)
+
+
+class ReplacesBuffer(Holding):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        self.seen = 0.9 * self.seen + 0.1 * hidden.detach().mean(0)
+        return torch.sigmoid(hidden - self.seen)
+
+
+class CountsGlobally(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        global CALLS
+        CALLS += 1
+        return torch.sigmoid(hidden)
+
+
+class CountsInDict(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        COUNTS["calls"] += 1
+        return torch.sigmoid(hidden)
+
+
+class AppendsToGlobal(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        LOG.append(hidden.shape[0])
+        return torch.sigmoid(hidden)
+
+
+class AppendsTensorToGlobal(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        LOG.append(hidden.detach().mean())
+        return torch.sigmoid(hidden)
+
+
+class KeepsThreadLocal(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        LOCAL.calls = getattr(LOCAL, "calls", 0) + 1
+        return torch.sigmoid(hidden)
+
+
+class LooksAtValues(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) if hidden.mean() > 0 else torch.relu(hidden)
+
+
+class SkipsGradients(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            scale = hidden.abs().amax(-1, keepdim=True)
+        return hidden / scale + hidden.detach().sin()
+
+
+class Checkpointed(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.blocks, hidden, use_reentrant=False)
+
+    def blocks(self, hidden: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(torch.sigmoid(hidden), 0.2)
+
+
+class CheckpointedTheOldWay(Checkpointed):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.blocks, hidden, use_reentrant=True)
+
+
+class ThroughNumpy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(hidden)
+        return torch.from_numpy(np.sin(hidden.detach().numpy()))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (hidden,) = ctx.saved_tensors
+        return gradient * torch.from_numpy(np.cos(hidden.numpy()))
+
+
+class UsesNumpy(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return ThroughNumpy.apply(hidden)
+
+
+class Unregistered(Net):
+    """Has a layer in a plain list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden_layers = [nn.Linear(32, 32)]
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.hidden_layers[0](hidden)
+
+
+class PlainTensor(Net):
+    """Has a tensor that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.linspace(0, 1, 32)
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden * self.scale
+
+
+def aux_step(state: State, batch: torch.Tensor, number: int) -> float:
+    """A step whose loss has what the forward has left on the model."""
+    model = state.model
+    model.losses.clear()
+    state.optimizer.zero_grad()
+    loss = loss_of(model(batch), batch)
+    loss = loss + 0.1 * sum(model.losses) + (0 if model.aux is None else 0.1 * model.aux)
+    loss.backward()
+    state.optimizer.step()
+    return loss.item()
+
+
+def forget() -> None:
+    """Give the globals of this page their first values."""
+    global CALLS
+    CALLS = 0
+    COUNTS["calls"] = 0
+    LOG.clear()
+    LOCAL.calls = 0
+    GENERATOR.seed(0)
+
+
+def fresh(make: Any) -> Any:
+    def made() -> nn.Module:
+        forget()
+        return make()
+
+    return made
+
+
+def forget_after_fit(state: State) -> None:
+    state.called_by_fit = (CALLS, COUNTS["calls"], len(LOG), LOCAL.calls)
+
+
+def written(state: State) -> Any:
+    """The globals, and what the fit has left in them."""
+    return CALLS, COUNTS, LOG, LOCAL.calls, state.called_by_fit
+
+
+def writes_globals(name: str, make: Any, **fields: Any) -> Pattern:
+    return Pattern(name=name, make=fresh(make), start=forget_after_fit, beside=written, **fields)
+
+
+def short_last(number: int) -> torch.Tensor:
+    return features(number)[: 32 if number < 19 else 20]
+
+
+PATTERNS = [
+    Pattern(name="blocks left out by random.random()", make=DropsByRandom),
+    Pattern(name="blocks left out by numpy.random", make=DropsByNumpy),
+    Pattern(name="blocks left out by torch.rand", make=DropsByTorch),
+    Pattern(
+        name="blocks left out by a random.Random on self",
+        make=DropsByOwnRandom,
+        beside=lambda state: str(state.model.random.getstate()),
+    ),
+    Pattern(
+        name="blocks left out by a random.Random that is a global",
+        make=fresh(DropsByModuleRandom),
+        beside=lambda state: str(GENERATOR.getstate()),
+    ),
+    Pattern(
+        name="blocks left out in turn, by an iterator on self",
+        make=DropsInTurn,
+        beside=lambda state: [next(state.model.turns) for _ in range(5)],
+    ),
+    Pattern(
+        name="a variable of the environment read by the forward, changed",
+        make=DropsByEnvironment,
+        change=lambda state, number: os.environ.update(PATTERN_DEPTH="3" if number < 10 else "2"),
+        end=lambda state: os.environ.pop("PATTERN_DEPTH", None),
+    ),
+    Pattern(
+        name="noise from a torch.Generator on self",
+        make=DrawsFromGenerator,
+        beside=lambda state: state.model.generator.get_state(),
+    ),
+    Pattern(name="noise and dropout from torch's own generator", make=DrawsFromTorch),
+    Pattern(name="torch.manual_seed in the forward", make=SeedsItself),
+    Pattern(name="torch.random.fork_rng in the forward", make=ForksTheGenerator),
+    Pattern(name="a counter on self", make=Counts, beside=lambda state: state.model.calls),
+    Pattern(
+        name="a counter on self that scales the output", make=CountsAndScales, beside=lambda state: state.model.calls
+    ),
+    Pattern(
+        name="an auxiliary loss appended to self.losses",
+        make=AppendsLosses,
+        step=aux_step,
+        beside=lambda state: state.model.losses,
+    ),
+    Pattern(
+        name="an auxiliary loss kept on self", make=KeepsAux, step=aux_step, beside=lambda state: state.model.aux
+    ),
+    Pattern(name="a mask cached on self, None at first", make=CachesMask, batch=short_last),
+    Pattern(name="a mask cached in a dict on self, by shape", make=CachesMaskByShape, batch=short_last),
+    Pattern(
+        name="a running mean kept as a plain attribute", make=KeepsRunningMean, beside=lambda state: state.model.mean
+    ),
+    Pattern(name="a buffer updated in place by the forward", make=UpdatesBuffer),
+    Pattern(name="a buffer replaced by the forward", make=ReplacesBuffer),
+    writes_globals("a global counter written by the forward", CountsGlobally),
+    writes_globals("a counter in a global dict written by the forward", CountsInDict),
+    writes_globals("a number appended to a global list by the forward", AppendsToGlobal),
+    writes_globals("a tensor appended to a global list by the forward", AppendsTensorToGlobal),
+    writes_globals("a counter in a threading.local written by the forward", KeepsThreadLocal),
+    Pattern(name="a branch on values of the batch", make=LooksAtValues),
+    Pattern(name="no_grad and detach in the forward", make=SkipsGradients),
+    Pattern(name="torch.utils.checkpoint in the forward", make=Checkpointed),
+    Pattern(name="a reentrant checkpoint in the forward", make=CheckpointedTheOldWay),
+    Pattern(name="NumPy in an autograd.Function", make=UsesNumpy),
+    Pattern(
+        name="a layer in a plain list, not registered",
+        make=Unregistered,
+        beside=lambda state: state.model.hidden_layers[0],
+    ),
+    Pattern(name="a tensor on self that is no buffer", make=PlainTensor),
+]
