@@ -139,8 +139,8 @@ class KeepsAux(Holding):
 class CachesMask(Holding):
     def between(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.mask is None:
-            self.mask = torch.ones(hidden.shape[-1]).tril(-4)
-        return torch.sigmoid(hidden) * self.mask
+            self.mask = torch.ones(hidden.shape[-1], 32).tril(-4)
+        return torch.sigmoid(hidden) @ self.mask
 
 
 class CachesMaskByShape(Holding):
@@ -295,17 +295,12 @@ def fresh(make: Any) -> Any:
     return made
 
 
-def forget_after_fit(state: State) -> None:
-    state.called_by_fit = (CALLS, COUNTS["calls"], len(LOG), LOCAL.calls)
-
-
 def written(state: State) -> Any:
-    """The globals, and what the fit has left in them."""
-    return CALLS, COUNTS, LOG, LOCAL.calls, state.called_by_fit
+    return CALLS, COUNTS, LOG, LOCAL.calls
 
 
 def writes_globals(name: str, make: Any, **fields: Any) -> Pattern:
-    return Pattern(name=name, make=fresh(make), start=forget_after_fit, beside=written, **fields)
+    return Pattern(name=name, make=fresh(make), start=lambda state: forget(), beside=written, **fields)
 
 
 def short_last(number: int) -> torch.Tensor:

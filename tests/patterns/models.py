@@ -37,13 +37,15 @@ class Blocks(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
+        self.stem = nn.Linear(16, 16)
         self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16)) for _ in range(3))
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        hidden = self.stem(batch)
         for place, block in enumerate(self.blocks):
             if self.is_kept(place):
-                batch = batch + block(batch)
-        return batch
+                hidden = hidden + block(hidden)
+        return hidden
 
     def is_kept(self, place: int) -> bool:
         return True
