@@ -1,6 +1,6 @@
 """Usage patterns by theme. `python -m patterns` writes docs/drop-in.md from what comes of them."""
 
-from patterns import changed, forwards, hooks, loops
+from patterns import around, changed, forwards, gradients, hooks, loops
 from patterns.pattern import Pattern
 
 THEMES: dict[str, list[Pattern]] = {
@@ -8,5 +8,7 @@ THEMES: dict[str, list[Pattern]] = {
     "In the forward": forwards.PATTERNS,
     "Hooks": hooks.PATTERNS,
     "The loop": loops.PATTERNS,
+    "Gradients": gradients.PATTERNS,
+    "Around models and in them": around.PATTERNS,
 }
 PATTERNS = [pattern for each in THEMES.values() for pattern in each]

@@ -220,9 +220,7 @@ PATTERNS = [
         make=lambda: Tempered(temperature=1.0),
         change=assign("temperature"),
     ),
-    Pattern(
-        name="the rate of a dropout layer changed", make=Normed, change=assign("dropout.p", lambda n: n // 5 / 10)
-    ),
+    Pattern(name="the rate of a dropout layer changed", make=Normed, change=assign("dropout.p", lambda n: n // 5 / 10)),
     Pattern(
         name="the momentum of batch norm changed", make=Normed, change=assign("bn.momentum", lambda n: level(n) / 10)
     ),

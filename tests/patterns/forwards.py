@@ -350,9 +350,7 @@ PATTERNS = [
         step=aux_step,
         beside=lambda state: state.model.losses,
     ),
-    Pattern(
-        name="an auxiliary loss kept on self", make=KeepsAux, step=aux_step, beside=lambda state: state.model.aux
-    ),
+    Pattern(name="an auxiliary loss kept on self", make=KeepsAux, step=aux_step, beside=lambda state: state.model.aux),
     Pattern(name="a mask cached on self, None at first", make=CachesMask, batch=short_last),
     Pattern(name="a mask cached in a dict on self, by shape", make=CachesMaskByShape, batch=short_last),
     Pattern(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from patterns.models import Net
-from patterns.pattern import Pattern, State, loss_of
+from patterns.pattern import Pattern, State, fit_with_room, loss_of
 
 CLIP = 1.0
 
@@ -52,7 +52,9 @@ def reads_gradients(state: State, module: nn.Module) -> None:
 
 
 def changes_gradients(state: State, module: nn.Module) -> None:
-    module.register_full_backward_hook(lambda module, inputs, outputs: tuple(None if e is None else 2 * e for e in inputs))
+    module.register_full_backward_hook(
+        lambda module, inputs, outputs: tuple(None if e is None else 2 * e for e in inputs)
+    )
 
 
 def on_all_parameters(state: State) -> None:
@@ -61,8 +63,19 @@ def on_all_parameters(state: State) -> None:
 
 
 def after_accumulation(state: State) -> None:
-    for parameter in state.model.parameters():
-        parameter.register_post_accumulate_grad_hook(lambda parameter: record(state, parameter.grad))
+    """Keep all gradients by name, and the names in the order in which they come."""
+    state.gradients = {name: [] for name, _ in state.model.named_parameters()}
+    state.order = []
+
+    def register(name: str, parameter: nn.Parameter) -> None:
+        def keep(parameter: nn.Parameter) -> None:
+            state.gradients[name].append(parameter.grad.clone())
+            state.order.append(name)
+
+        parameter.register_post_accumulate_grad_hook(keep)
+
+    for name, parameter in state.model.named_parameters():
+        register(name, parameter)
 
 
 def update_in_backward(state: State) -> None:
@@ -172,6 +185,7 @@ def both(name: str, register: Register, of: Callable[[State], nn.Module] = inner
         Pattern(
             name=f"{name}, registered after the fit",
             make=Parts,
+            fit=fit_with_room,  # what is around the hook cannot be planned
             start=lambda state: register(state, of(state)),
             beside=seen,
         ),
@@ -189,7 +203,18 @@ PATTERNS = [
     *both("a full backward hook on the model itself", reads_gradients, root),
     Pattern(name="a tensor hook on the output, and retain_grad", make=Parts, step=on_output_step, beside=seen),
     Pattern(name="hooks on parameters that clamp gradients", make=Parts, start=on_all_parameters),
-    Pattern(name="post-accumulate-grad hooks that read", make=Parts, start=after_accumulation, beside=seen),
+    Pattern(
+        name="post-accumulate-grad hooks that read",
+        make=Parts,
+        start=after_accumulation,
+        beside=lambda state: state.gradients,
+    ),
+    Pattern(
+        name="the order in which post-accumulate-grad hooks run",
+        make=Parts,
+        start=after_accumulation,
+        beside=lambda state: state.order,
+    ),
     Pattern(name="parameters updated in the backward pass by hooks", make=Parts, start=update_in_backward),
     changing_clip("a tensor hook in the forward that reads a global, changed", HooksInside),
     changing_clip("an autograd.Function whose backward reads a global, changed", ReversesGradients),

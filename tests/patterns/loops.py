@@ -82,6 +82,11 @@ def in_autocast(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
         return loss_of(state.model(batch), batch)
 
 
+def fit_in_autocast(state: State, sample: torch.Tensor) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        fit(state.model, sample)
+
+
 def with_arguments(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
     mask = batch.new_ones(32, 32).tril() if number % 3 else None
     return loss_of(state.model(batch, 1.0 + number % 2, mode="tanh" if number < 10 else "sin", mask=mask), batch)
@@ -260,7 +265,7 @@ def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def sparse_adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+def plain_sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1)
 
 
@@ -321,10 +326,11 @@ PATTERNS = [
     Pattern(name="triplet loss: three calls in one step", make=Normed, step=step_of(triplet)),
     Pattern(name="torch.func.functional_call with other weights", make=Net, step=step_of(by_functional_call)),
     Pattern(name="a part of the model called by itself beside the model", make=Net, step=step_of(of_encoder_too)),
-    Pattern(name="autocast to bfloat16", make=Net, step=step_of(in_autocast)),
+    Pattern(name="autocast to bfloat16", make=Net, fit=fit_in_autocast, step=step_of(in_autocast)),
     Pattern(
         name="GradScaler with autocast and clipping",
         make=Net,
+        fit=fit_in_autocast,
         start=lambda state: setattr(state, "scaler", torch.amp.GradScaler("cpu", enabled=True)),
         step=scaled_step,
         beside=lambda state: state.scaler.state_dict(),
@@ -340,21 +346,31 @@ PATTERNS = [
         step=lbfgs_step,
     ),
     Pattern(name="SAM: two passes a step on moved weights", make=Normed, step=sam_step, optimizer=sgd),
-    Pattern(name="an exponential average of the weights", make=Normed, start=average("ema"), step=update_average,
-            beside=lambda state: state.average),
+    Pattern(
+        name="an exponential average of the weights",
+        make=Normed,
+        start=average("ema"),
+        step=update_average,
+        beside=lambda state: state.average,
+    ),
     Pattern(name="SWA", make=Normed, start=average("swa"), step=update_average, beside=lambda state: state.average),
     Pattern(name="a learning-rate schedule", make=Net, optimizer=sgd, start=schedule, step=scheduled_step),
     Pattern(name="the forward in a thread", make=Normed, step=step_of(in_thread)),
     Pattern(name="a DataLoader with two workers", make=Net, start=start_loading, step=loaded_step, slow=True),
-    Pattern(
-        name="evaluation in between (batch norm)", make=Normed, change=evaluate, beside=lambda state: state.scores
-    ),
+    Pattern(name="evaluation in between (batch norm)", make=Normed, change=evaluate, beside=lambda state: state.scores),
     Pattern(name="parameters frozen and unfrozen in turn", make=Net, change=freeze_in_turn),
     Pattern(name="the model made double in between", make=Net, change=to_double, step=double_step, fit=fit_with_room),
     Pattern(name="the state dict saved, loaded and assigned in between", make=Normed, change=save_and_load),
     Pattern(name="training goes on with a deepcopy", make=Normed, change=go_on_with_copy),
     Pattern(name="parameters assigned anew in between", make=Net, change=reassign),
-    Pattern(name="channels_last from the tenth step on", make=Conv, batch=images, step=step_of(image_loss), change=channels_last, fit=fit_with_room),
+    Pattern(
+        name="channels_last from the tenth step on",
+        make=Conv,
+        batch=images,
+        step=step_of(image_loss),
+        change=channels_last,
+        fit=fit_with_room,
+    ),
     Pattern(
         name="deterministic algorithms from the tenth step on",
         make=lambda: Words(),
@@ -363,7 +379,12 @@ PATTERNS = [
         change=use_deterministic,
         end=lambda state: torch.use_deterministic_algorithms(False),
     ),
-    Pattern(name="keywords and constants that change from call to call", make=ByArguments, step=step_of(with_arguments), fit=fit_with_room),
+    Pattern(
+        name="keywords and constants that change from call to call",
+        make=ByArguments,
+        step=step_of(with_arguments),
+        fit=fit_with_room,
+    ),
     Pattern(name="a smaller last batch", make=Normed, batch=short_last),
     Pattern(name="sentences of other lengths", make=Words, batch=other_lengths, step=step_of(of_words)),
     Pattern(name="tied weights", make=lambda: Words(tied=True), batch=words, step=step_of(of_words)),
@@ -373,7 +394,7 @@ PATTERNS = [
         make=lambda: Words(sparse=True),
         batch=words,
         step=step_of(of_words),
-        optimizer=sparse_adam,
+        optimizer=plain_sgd,
     ),
     Pattern(name="in-place operations on the output", make=Net, step=step_of(changed_output)),
 ]
