@@ -46,7 +46,7 @@ def by_peft() -> nn.Module:
     return peft.get_peft_model(Net(), peft.LoraConfig(r=2, target_modules=["first", "second"], lora_dropout=0.1))
 
 
-def disable_adapter(state: State, number: int) -> None:
+def scale_adapter(state: State, number: int) -> None:
     if number == 10:
         state.model.base_model.model.first.scaling["default"] = 0.25
 
@@ -75,14 +75,24 @@ def raise_floor(state: State, number: int) -> None:
     state.model.second.parametrizations.weight[0].floor = number // 5 / 10
 
 
-def compile_outside(state: State, sample: torch.Tensor) -> None:
-    fit(state.model, sample)
-    state.model = torch.compile(state.model, backend="eager")
+def forget_compiled(state: State) -> None:
+    torch.compiler.reset()
 
 
-def compile_then_fit(state: State, sample: torch.Tensor) -> None:
-    state.model = torch.compile(state.model, backend="eager")
-    fit(state.model, sample)
+def compile_it(state: State) -> None:
+    state.compiled = torch.compile(state.model, backend="eager")
+
+
+def fit_compiled(state: State, sample: torch.Tensor) -> None:
+    fit(state.compiled, sample)
+
+
+def compiled_step(state: State, batch: torch.Tensor, number: int) -> float:
+    state.optimizer.zero_grad()
+    loss = loss_of(state.compiled(batch), batch)
+    loss.backward()
+    state.optimizer.step()
+    return loss.item()
 
 
 def wrap_forward(state: State) -> None:
@@ -210,10 +220,25 @@ PATTERNS = [
     Pattern(name="pruning, from the tenth step on", make=Net, change=prune_at_ten, fit=fit_with_room),
     Pattern(name="LoRA written by hand", make=replace_part("first", LowRank)),
     Pattern(name="LoRA by peft", make=by_peft, slow=True),
-    Pattern(name="LoRA by peft, its scaling changed", make=by_peft, change=disable_adapter, slow=True),
+    Pattern(name="LoRA by peft, its scaling changed", make=by_peft, change=scale_adapter, slow=True),
     Pattern(name="a compiled submodule", make=replace_part("first", lambda part: torch.compile(part, backend="eager"))),
-    Pattern(name="torch.compile around a fitted model", make=Net, fit=compile_outside),
-    Pattern(name="a compiled model fitted", make=Net, fit=compile_then_fit),
+    Pattern(
+        name="torch.compile around a fitted model",
+        make=Net,
+        start=compile_it,
+        step=compiled_step,
+        end=forget_compiled,
+        slow=True,
+    ),
+    Pattern(
+        name="a compiled model fitted",
+        make=Net,
+        before_fit=compile_it,
+        fit=fit_compiled,
+        step=compiled_step,
+        end=forget_compiled,
+        slow=True,
+    ),
     Pattern(name="a scripted submodule (torch.jit)", make=replace_part("first", torch.jit.script)),
     Pattern(name="the forward of a fitted model wrapped", make=Net, start=wrap_forward),
     Pattern(name="the forward of a fitted model replaced", make=Net, change=bind_forward),

@@ -1,9 +1,6 @@
 """What forwards do beside computing: draw, count, keep, append, look at values."""
 
-import itertools
 import math
-import os
-import random
 import threading
 from typing import Any
 
@@ -12,90 +9,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from patterns.models import Blocks, Net
+from patterns.models import Net
 from patterns.pattern import Pattern, State, features, loss_of
 
 CALLS = 0
 COUNTS = {"calls": 0}
 LOG: list[Any] = []
 LOCAL = threading.local()
-
-
-class DropsByRandom(Blocks):
-    def is_kept(self, place: int) -> bool:
-        return random.random() > 0.3
-
-
-class DropsByNumpy(Blocks):
-    def is_kept(self, place: int) -> bool:
-        return np.random.rand() > 0.3
-
-
-class DropsByTorch(Blocks):
-    def is_kept(self, place: int) -> bool:
-        return bool(torch.rand(()) > 0.3)
-
-
-class DropsByOwnRandom(Blocks):
-    def __init__(self) -> None:
-        super().__init__()
-        self.random = random.Random(0)
-
-    def is_kept(self, place: int) -> bool:
-        return self.random.random() > 0.3
-
-
-class DropsByModuleRandom(Blocks):
-    """With a generator that is a global."""
-
-    def is_kept(self, place: int) -> bool:
-        return GENERATOR.random() > 0.3
-
-
-GENERATOR = random.Random(0)
-
-
-class DropsInTurn(Blocks):
-    """With an iterator on self."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.turns = itertools.cycle([True, False, True, True, True])
-
-    def is_kept(self, place: int) -> bool:
-        return next(self.turns)
-
-
-class DropsByEnvironment(Blocks):
-    def is_kept(self, place: int) -> bool:
-        return os.environ.get("PATTERN_DEPTH", "3") > str(place)
-
-
-class DrawsFromGenerator(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(3)
-
-    def between(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden + 0.1 * torch.rand(hidden.shape, generator=self.generator)
-
-
-class DrawsFromTorch(Net):
-    def between(self, hidden: torch.Tensor) -> torch.Tensor:
-        return nn.functional.dropout(hidden + 0.1 * torch.randn_like(hidden), 0.3)
-
-
-class SeedsItself(Net):
-    def between(self, hidden: torch.Tensor) -> torch.Tensor:
-        torch.manual_seed(7)
-        return nn.functional.dropout(hidden, 0.3)
-
-
-class ForksTheGenerator(Net):
-    def between(self, hidden: torch.Tensor) -> torch.Tensor:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(7)
-            return nn.functional.dropout(hidden, 0.3)
 
 
 class Holding(Net):
@@ -284,7 +204,6 @@ def forget() -> None:
     COUNTS["calls"] = 0
     LOG.clear()
     LOCAL.calls = 0
-    GENERATOR.seed(0)
 
 
 def fresh(make: Any) -> Any:
@@ -308,38 +227,6 @@ def short_last(number: int) -> torch.Tensor:
 
 
 PATTERNS = [
-    Pattern(name="blocks left out by random.random()", make=DropsByRandom),
-    Pattern(name="blocks left out by numpy.random", make=DropsByNumpy),
-    Pattern(name="blocks left out by torch.rand", make=DropsByTorch),
-    Pattern(
-        name="blocks left out by a random.Random on self",
-        make=DropsByOwnRandom,
-        beside=lambda state: str(state.model.random.getstate()),
-    ),
-    Pattern(
-        name="blocks left out by a random.Random that is a global",
-        make=fresh(DropsByModuleRandom),
-        beside=lambda state: str(GENERATOR.getstate()),
-    ),
-    Pattern(
-        name="blocks left out in turn, by an iterator on self",
-        make=DropsInTurn,
-        beside=lambda state: [next(state.model.turns) for _ in range(5)],
-    ),
-    Pattern(
-        name="a variable of the environment read by the forward, changed",
-        make=DropsByEnvironment,
-        change=lambda state, number: os.environ.update(PATTERN_DEPTH="3" if number < 10 else "2"),
-        end=lambda state: os.environ.pop("PATTERN_DEPTH", None),
-    ),
-    Pattern(
-        name="noise from a torch.Generator on self",
-        make=DrawsFromGenerator,
-        beside=lambda state: state.model.generator.get_state(),
-    ),
-    Pattern(name="noise and dropout from torch's own generator", make=DrawsFromTorch),
-    Pattern(name="torch.manual_seed in the forward", make=SeedsItself),
-    Pattern(name="torch.random.fork_rng in the forward", make=ForksTheGenerator),
     Pattern(name="a counter on self", make=Counts, beside=lambda state: state.model.calls),
     Pattern(
         name="a counter on self that scales the output", make=CountsAndScales, beside=lambda state: state.model.calls

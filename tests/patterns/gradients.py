@@ -3,13 +3,12 @@
 from typing import Any
 
 import torch
-from torch import nn
 from torch.func import functional_call, grad, jvp, vmap
 
 from patterns.forwards import UpdatesBuffer
-from patterns.loops import TwoHeads, plain_sgd, step_of
+from patterns.loops import TwoHeads
 from patterns.models import Net, Normed
-from patterns.pattern import Pattern, State, features, fit_with_room, loss_of
+from patterns.pattern import Pattern, State, features, fit_with_room, loss_of, plain_sgd, step_of
 
 
 def fgsm_step(state: State, batch: torch.Tensor, number: int) -> float:
@@ -156,6 +155,15 @@ def move_by_data(state: State, batch: torch.Tensor, number: int) -> float:
     return loss.item()
 
 
+def move_a_bias_by_data(state: State, batch: torch.Tensor, number: int) -> float:
+    state.optimizer.zero_grad()
+    loss = loss_of(state.model(batch), batch)
+    state.model.first.bias.data.mul_(0.9)
+    loss.backward()
+    state.optimizer.step()
+    return loss.item()
+
+
 def late_backward_step(state: State, batch: torch.Tensor, number: int) -> float:
     """Two calls, then the backward pass of the first: buffers have moved in between."""
     state.optimizer.zero_grad()
@@ -206,14 +214,15 @@ def anomaly_step(state: State, batch: torch.Tensor, number: int) -> float:
 
 class ReturnsItsInput(Net):
     def forward(self, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return super().forward(batch), batch, self.second.weight
+        return super().forward(batch * 2), batch, self.second.weight
 
 
 def of_returned_parts(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
     batch = batch.clone()
     output, same, weight = state.model(batch)
-    same.mul_(0.5)
-    return loss_of(output, batch) + 0.1 * weight.square().mean() + (weight is state.model.second.weight)
+    return (
+        loss_of(output, same) + 0.1 * weight.square().mean() + (same is batch) + (weight is state.model.second.weight)
+    )
 
 
 class WritesItsInput(Net):
@@ -250,6 +259,7 @@ PATTERNS = [
     Pattern(name="torch.func.jvp: forward-mode derivatives", make=Net, step=forward_mode_step),
     Pattern(name="the batch overwritten between forward and backward", make=Scaling, step=reuse_the_batch),
     Pattern(name="a bias changed between forward and backward", make=Net, step=move_a_bias),
+    Pattern(name="a bias changed through .data between forward and backward", make=Net, step=move_a_bias_by_data),
     Pattern(name="a weight changed through .data between forward and backward", make=Net, step=move_by_data),
     Pattern(
         name="two calls with dropout and batch norm, then both backward passes", make=Normed, step=late_backward_step
@@ -263,5 +273,5 @@ PATTERNS = [
     Pattern(name="set_detect_anomaly", make=Normed, step=anomaly_step),
     Pattern(name="outputs that are the input and a parameter", make=ReturnsItsInput, step=step_of(of_returned_parts)),
     Pattern(name="a forward that changes its input in place", make=WritesItsInput, step=step_of(of_written_batch)),
-    Pattern(name="plain SGD on a net without anything special", make=Net, optimizer=plain_sgd),
+    Pattern(name="nothing special: SGD on two layers", make=Net, optimizer=plain_sgd),
 ]

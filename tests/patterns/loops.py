@@ -9,10 +9,9 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader, TensorDataset
 
-from patterns.models import Conv, Net, Normed, Words, loss_of_words, words
-from patterns.pattern import STEPS, Pattern, State, features, fit, fit_with_room, loss_of, usual_step
+from patterns.models import Net, Normed
+from patterns.pattern import STEPS, Pattern, State, features, fit, fit_with_room, loss_of, step_of, usual_step
 
 
 class TwoHeads(Net):
@@ -25,30 +24,9 @@ class TwoHeads(Net):
         return self.second(hidden), self.other(hidden)
 
 
-class ByArguments(Net):
-    def forward(self, batch: torch.Tensor, scale: float = 1.0, *, mode: str = "tanh", mask: Any = None) -> torch.Tensor:
-        hidden = getattr(torch, mode)(self.first(batch)) * scale
-        return self.second(hidden if mask is None else hidden * mask)
-
-
 class Discriminator(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.Linear(4, 32), nn.LeakyReLU(), nn.Dropout(0.1), nn.Linear(32, 1))
-
-
-def step_of(loss: Any, *, clip: bool = False, set_to_none: bool = True) -> Any:
-    """A step with a loss of its own."""
-
-    def step(state: State, batch: Any, number: int) -> float:
-        state.optimizer.zero_grad(set_to_none=set_to_none)
-        value = loss(state, batch, number)
-        value.backward()
-        if clip:
-            nn.utils.clip_grad_norm_(state.model.parameters(), 0.05)
-        state.optimizer.step()
-        return value.item()
-
-    return step
 
 
 def plain_loss(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
@@ -85,15 +63,6 @@ def in_autocast(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
 def fit_in_autocast(state: State, sample: torch.Tensor) -> None:
     with torch.autocast("cpu", torch.bfloat16):
         fit(state.model, sample)
-
-
-def with_arguments(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
-    mask = batch.new_ones(32, 32).tril() if number % 3 else None
-    return loss_of(state.model(batch, 1.0 + number % 2, mode="tanh" if number < 10 else "sin", mask=mask), batch)
-
-
-def of_words(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
-    return loss_of_words(state.model(batch), batch)
 
 
 def in_thread(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
@@ -185,15 +154,6 @@ def fit_both(state: State, sample: torch.Tensor) -> None:
     fit(state.critic, sample[:, :4])
 
 
-def start_loading(state: State) -> None:
-    data = TensorDataset(torch.cat([features(number) for number in range(STEPS)]))
-    state.batches = iter(DataLoader(data, batch_size=32, shuffle=True, num_workers=2))
-
-
-def loaded_step(state: State, batch: torch.Tensor, number: int) -> float:
-    return usual_step(state, next(state.batches)[0], number)
-
-
 def evaluate(state: State, number: int) -> None:
     if number % 5 == 4:
         state.model.eval()
@@ -265,35 +225,6 @@ def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def plain_sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
-def images(number: int) -> torch.Tensor:
-    return torch.randn(8, 3, 8, 8, generator=torch.Generator().manual_seed(number))
-
-
-def image_loss(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
-    return state.model(batch).square().mean()
-
-
-def channels_last(state: State, number: int) -> None:
-    if number == 10:
-        state.model.to(memory_format=torch.channels_last)
-
-
-def short_last(number: int) -> torch.Tensor:
-    return features(number)[: 32 if number < STEPS - 1 else 20]
-
-
-def other_lengths(number: int) -> torch.Tensor:
-    return words(number, 12 - number % 3)
-
-
-def use_deterministic(state: State, number: int) -> None:
-    torch.use_deterministic_algorithms(number >= 10)
-
-
 def skip_step(state: State, batch: torch.Tensor, number: int) -> float:
     """Every third batch is left out after its forward pass."""
     loss = loss_of(state.model(batch), batch)
@@ -356,45 +287,11 @@ PATTERNS = [
     Pattern(name="SWA", make=Normed, start=average("swa"), step=update_average, beside=lambda state: state.average),
     Pattern(name="a learning-rate schedule", make=Net, optimizer=sgd, start=schedule, step=scheduled_step),
     Pattern(name="the forward in a thread", make=Normed, step=step_of(in_thread)),
-    Pattern(name="a DataLoader with two workers", make=Net, start=start_loading, step=loaded_step, slow=True),
     Pattern(name="evaluation in between (batch norm)", make=Normed, change=evaluate, beside=lambda state: state.scores),
     Pattern(name="parameters frozen and unfrozen in turn", make=Net, change=freeze_in_turn),
     Pattern(name="the model made double in between", make=Net, change=to_double, step=double_step, fit=fit_with_room),
     Pattern(name="the state dict saved, loaded and assigned in between", make=Normed, change=save_and_load),
     Pattern(name="training goes on with a deepcopy", make=Normed, change=go_on_with_copy),
     Pattern(name="parameters assigned anew in between", make=Net, change=reassign),
-    Pattern(
-        name="channels_last from the tenth step on",
-        make=Conv,
-        batch=images,
-        step=step_of(image_loss),
-        change=channels_last,
-        fit=fit_with_room,
-    ),
-    Pattern(
-        name="deterministic algorithms from the tenth step on",
-        make=lambda: Words(),
-        batch=words,
-        step=step_of(of_words),
-        change=use_deterministic,
-        end=lambda state: torch.use_deterministic_algorithms(False),
-    ),
-    Pattern(
-        name="keywords and constants that change from call to call",
-        make=ByArguments,
-        step=step_of(with_arguments),
-        fit=fit_with_room,
-    ),
-    Pattern(name="a smaller last batch", make=Normed, batch=short_last),
-    Pattern(name="sentences of other lengths", make=Words, batch=other_lengths, step=step_of(of_words)),
-    Pattern(name="tied weights", make=lambda: Words(tied=True), batch=words, step=step_of(of_words)),
-    Pattern(name="an embedding with padding", make=lambda: Words(padding=0), batch=words, step=step_of(of_words)),
-    Pattern(
-        name="an embedding with sparse gradients",
-        make=lambda: Words(sparse=True),
-        batch=words,
-        step=step_of(of_words),
-        optimizer=plain_sgd,
-    ),
     Pattern(name="in-place operations on the output", make=Net, step=step_of(changed_output)),
 ]

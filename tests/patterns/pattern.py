@@ -1,6 +1,5 @@
 """A usage pattern: a model and a training loop as people write them, run plainly and run fitted, then compared."""
 
-import contextlib
 import dataclasses
 import random
 import re
@@ -45,6 +44,25 @@ def usual_step(state: State, batch: torch.Tensor, number: int) -> float:
     loss.backward()
     state.optimizer.step()
     return loss.item()
+
+
+def step_of(loss: Any, *, clip: bool = False, set_to_none: bool = True) -> Any:
+    """A step with a loss of its own."""
+
+    def step(state: State, batch: Any, number: int) -> float:
+        state.optimizer.zero_grad(set_to_none=set_to_none)
+        value = loss(state, batch, number)
+        value.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(state.model.parameters(), 0.05)
+        state.optimizer.step()
+        return value.item()
+
+    return step
+
+
+def plain_sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1)
 
 
 def adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -182,13 +200,3 @@ def first_sentence(message: str) -> str:
     """Up to where the advice begins, without lines of files."""
     sentence = re.split(r"; |\. ", " ".join(message.split()), maxsplit=1)[0]
     return re.sub(r" (at |\()[^ ]*\.py:\d+\)?", "", sentence)
-
-
-@contextlib.contextmanager
-def restored(thing: Any, name: str) -> Any:
-    """Put an attribute back in the end."""
-    value = getattr(thing, name)
-    try:
-        yield
-    finally:
-        setattr(thing, name, value)
