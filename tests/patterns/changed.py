@@ -214,6 +214,7 @@ PATTERNS = [
         name="the weight of a term annealed on self every step (KL annealing)",
         make=lambda: Annealed(beta=0.0),
         change=assign("beta", lambda number: number / STEPS),
+        slow=True,
     ),
     Pattern(
         name="a temperature on self, changed every five steps",
@@ -224,8 +225,18 @@ PATTERNS = [
     Pattern(
         name="the momentum of batch norm changed", make=Normed, change=assign("bn.momentum", lambda n: level(n) / 10)
     ),
-    Pattern(name="the eps of batch norm changed", make=Normed, change=assign("bn.eps", lambda n: level(n) / 100)),
-    Pattern(name="the eps of layer norm changed", make=Normed, change=assign("ln.eps", lambda n: level(n) / 100)),
+    Pattern(
+        name="the eps of batch norm changed",
+        make=Normed,
+        change=assign("bn.eps", lambda n: level(n) / 100),
+        slow=True,
+    ),
+    Pattern(
+        name="the eps of layer norm changed",
+        make=Normed,
+        change=assign("ln.eps", lambda n: level(n) / 100),
+        slow=True,
+    ),
     Pattern(
         name="a global number changed",
         make=ByGlobal,
@@ -243,18 +254,21 @@ PATTERNS = [
         make=ByGlobalTree,
         change=lambda state, number: setattr(TREE.loss, "scale", level(number)),
         end=lambda state: setattr(TREE.loss, "scale", 1.0),
+        fails="the number is read when a call is captured and not compared later",
     ),
     Pattern(
         name="a global function replaced by another",
         make=ByGlobalFunction,
         change=lambda state, number: set_function(torch.relu if number >= 10 else ORIGINAL_ACTIVATION),
         end=lambda state: set_function(ORIGINAL_ACTIVATION),
+        fails="the function is read when a call is captured and not compared later",
     ),
     Pattern(
         name="a number on the class, read through the class, changed",
         make=ByClass,
         change=lambda state, number: setattr(ByClass, "scale", level(number)),
         end=lambda state: setattr(ByClass, "scale", 1.0),
+        fails="the number is read when a call is captured and not compared later",
     ),
     Pattern(
         name="a number on the class, read through self, changed",
@@ -266,6 +280,7 @@ PATTERNS = [
         name="a variable of a closure changed",
         make=closed_over,
         change=lambda state, number: state.model.set_factor(level(number)),
+        slow=True,
     ),
     Pattern(
         name="an attribute of a dataclass held by the module changed",
@@ -276,11 +291,13 @@ PATTERNS = [
         name="an attribute of a dataclass with slots changed",
         make=lambda: ByConfig(config=SlottedConfig()),
         change=assign("config.scale"),
+        fails="slots are read when a call is captured and not compared later",
     ),
     Pattern(
         name="an attribute of a SimpleNamespace changed",
         make=lambda: ByConfig(config=types.SimpleNamespace(scale=1.0)),
         change=assign("config.scale"),
+        fails="its attributes are read when a call is captured and not compared later",
     ),
     Pattern(
         name="an attribute of argparse's arguments changed",
@@ -291,11 +308,13 @@ PATTERNS = [
         name="a whole config replaced",
         make=lambda: ByConfig(config=Config()),
         change=assign("config", lambda n: Config(level(n))),
+        slow=True,
     ),
     Pattern(
         name="an attribute behind a weak reference changed",
         make=referring,
         change=lambda state, number: setattr(state.model.trainer(), "scale", level(number)),
+        fails="it is read when a call is captured and not compared later",
     ),
     Pattern(
         name="an element of a list on self changed",
@@ -306,6 +325,7 @@ PATTERNS = [
         name="an element of a NumPy array on self changed",
         make=lambda: ByList(factors=np.ones(2)),
         change=lambda state, number: state.model.factors.__setitem__(1, level(number)),
+        fails="the array is read when a call is captured and not compared later",
     ),
     Pattern(
         name="a value of a dict on self changed",
@@ -316,11 +336,13 @@ PATTERNS = [
         name="the keys of a dict on self changed, its values not",
         make=lambda: ByDict(factors={"sin": 0.5, "cos": 2.0}),
         change=swap_names,
+        fails="values of a dict are compared, keys are not",
     ),
     Pattern(
         name="a number on self read through vars(self), changed",
         make=lambda: ByInstanceDict(scale=1.0),
         change=assign("scale"),
+        fails="it is read when a call is captured and not compared later",
     ),
     Pattern(
         name="an activation function on self replaced",
@@ -331,14 +353,21 @@ PATTERNS = [
         name="an activation with a number of its own (functools.partial) replaced",
         make=lambda: ByFunction(function=functools.partial(torch.mul, other=1.0)),
         change=assign("function", lambda n: functools.partial(torch.mul, other=level(n))),
+        slow=True,
     ),
     Pattern(name="a submodule replaced (head swapped)", make=Net, change=replace_head),
     Pattern(name="a block appended to a ModuleList", make=Blocks, change=grow, fit=fit_with_room),
-    Pattern(name="the forward of a submodule replaced on the instance", make=Net, change=replace_method),
+    Pattern(
+        name="the forward of a submodule replaced on the instance",
+        make=Net,
+        change=replace_method,
+        fails="the forwards of submodules are not compared",
+    ),
     Pattern(
         name="a method of the class replaced",
         make=ByMethod,
         change=replace_class_method,
         end=lambda state: setattr(ByMethod, "shaped", ORIGINAL_SHAPED),
+        fails="methods are not compared",
     ),
 ]

@@ -95,36 +95,66 @@ def seeded() -> nn.Module:
 
 
 PATTERNS = [
-    Pattern(name="blocks left out by random.random()", make=DropsByRandom),
-    Pattern(name="blocks left out by numpy.random", make=DropsByNumpy),
-    Pattern(name="blocks left out by torch.rand", make=DropsByTorch),
+    Pattern(
+        name="blocks left out by random.random()",
+        make=DropsByRandom,
+        slow=True,
+    ),
+    Pattern(
+        name="blocks left out by numpy.random",
+        make=DropsByNumpy,
+        slow=True,
+    ),
+    Pattern(
+        name="blocks left out by torch.rand",
+        make=DropsByTorch,
+        slow=True,
+    ),
     Pattern(
         name="blocks left out by a random.Random on self",
         make=DropsByOwnRandom,
         beside=lambda state: str(state.model.random.getstate()),
+        outcome="which is not called on this sample",
+        slow=True,
     ),
     Pattern(
         name="blocks left out by a random.Random that is a global",
         make=seeded,
         beside=lambda state: str(GENERATOR.getstate()),
+        fails="the blocks of the first call are left out in every call",
     ),
     Pattern(
         name="blocks left out in turn, by an iterator on self",
         make=DropsInTurn,
         beside=lambda state: [next(state.model.turns) for _ in range(5)],
+        fails="the blocks of the first call are left out in every call",
     ),
     Pattern(
         name="a variable of the environment read by the forward, changed",
         make=DropsByEnvironment,
         change=lambda state, number: os.environ.update(PATTERN_DEPTH="3" if number < 10 else "2"),
         end=lambda state: os.environ.pop("PATTERN_DEPTH", None),
+        fails="it is read when a call is captured and not compared later",
     ),
     Pattern(
         name="noise from a torch.Generator on self",
         make=DrawsFromGenerator,
         beside=lambda state: state.model.generator.get_state(),
+        fails="a KeyError of memfit's",
     ),
-    Pattern(name="noise and dropout from torch's own generator", make=DrawsFromTorch),
-    Pattern(name="torch.manual_seed in the forward", make=SeedsItself),
-    Pattern(name="torch.random.fork_rng in the forward", make=ForksTheGenerator),
+    Pattern(
+        name="noise and dropout from torch's own generator",
+        make=DrawsFromTorch,
+        slow=True,
+    ),
+    Pattern(
+        name="torch.manual_seed in the forward",
+        make=SeedsItself,
+        fails="a captured call does not set the seed",
+    ),
+    Pattern(
+        name="torch.random.fork_rng in the forward",
+        make=ForksTheGenerator,
+        fails="a captured call does not put the generator back",
+    ),
 ]

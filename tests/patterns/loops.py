@@ -252,6 +252,7 @@ PATTERNS = [
         fit=fit_both,
         step=gan_step,
         beside=lambda state: state.critic,
+        slow=True,
     ),
     Pattern(name="siamese: two calls in one step", make=Normed, step=step_of(siamese)),
     Pattern(name="triplet loss: three calls in one step", make=Normed, step=step_of(triplet)),
