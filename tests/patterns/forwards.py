@@ -227,10 +227,18 @@ def short_last(number: int) -> torch.Tensor:
 
 
 PATTERNS = [
-    Pattern(name="a counter on self", make=Counts, beside=lambda state: state.model.calls, outcome="the forward reads calls and writes it",),
     Pattern(
-        name="a counter on self that scales the output", make=CountsAndScales, beside=lambda state: state.model.calls
-    outcome="the forward reads calls and writes it",),
+        name="a counter on self",
+        make=Counts,
+        beside=lambda state: state.model.calls,
+        outcome="the forward reads calls and writes it",
+    ),
+    Pattern(
+        name="a counter on self that scales the output",
+        make=CountsAndScales,
+        beside=lambda state: state.model.calls,
+        outcome="the forward reads calls and writes it",
+    ),
     Pattern(
         name="an auxiliary loss appended to self.losses",
         make=AppendsLosses,
@@ -239,26 +247,75 @@ PATTERNS = [
     ),
     Pattern(name="an auxiliary loss kept on self", make=KeepsAux, step=aux_step, beside=lambda state: state.model.aux),
     Pattern(name="a mask cached on self, None at first", make=CachesMask, batch=short_last),
-    Pattern(name="a mask cached in a dict on self, by shape", make=CachesMaskByShape, batch=short_last, outcome="the forward changes what is in cache",),
     Pattern(
-        name="a running mean kept as a plain attribute", make=KeepsRunningMean, beside=lambda state: state.model.mean
-    outcome="the forward reads mean and writes it",),
+        name="a mask cached in a dict on self, by shape",
+        make=CachesMaskByShape,
+        batch=short_last,
+        outcome="the forward changes what is in cache",
+    ),
+    Pattern(
+        name="a running mean kept as a plain attribute",
+        make=KeepsRunningMean,
+        beside=lambda state: state.model.mean,
+        outcome="the forward reads mean and writes it",
+    ),
     Pattern(name="a buffer updated in place by the forward", make=UpdatesBuffer),
     Pattern(name="a buffer replaced by the forward", make=ReplacesBuffer),
-    writes_globals("a global counter written by the forward", CountsGlobally, fails="refused with a ValueError instead of an error of memfit's",),
-    writes_globals("a counter in a global dict written by the forward", CountsInDict, fails="a captured call does not count",),
-    writes_globals("a number appended to a global list by the forward", AppendsToGlobal, fails="a captured call does not append",),
-    writes_globals("a tensor appended to a global list by the forward", AppendsTensorToGlobal, fails="a captured call does not append",),
-    writes_globals("a counter in a threading.local written by the forward", KeepsThreadLocal, fails="a captured call does not count",),
-    Pattern(name="a branch on values of the batch", make=LooksAtValues, outcome="the code asks for the value of a tensor",),
+    writes_globals(
+        "a global counter written by the forward",
+        CountsGlobally,
+        fails="refused with a ValueError instead of an error of memfit's",
+    ),
+    writes_globals(
+        "a counter in a global dict written by the forward",
+        CountsInDict,
+        fails="a captured call does not count",
+    ),
+    writes_globals(
+        "a number appended to a global list by the forward",
+        AppendsToGlobal,
+        fails="a captured call does not append",
+    ),
+    writes_globals(
+        "a tensor appended to a global list by the forward",
+        AppendsTensorToGlobal,
+        fails="a captured call does not append",
+    ),
+    writes_globals(
+        "a counter in a threading.local written by the forward",
+        KeepsThreadLocal,
+        fails="a captured call does not count",
+    ),
+    Pattern(
+        name="a branch on values of the batch",
+        make=LooksAtValues,
+        outcome="the code asks for the value of a tensor",
+    ),
     Pattern(name="no_grad and detach in the forward", make=SkipsGradients),
-    Pattern(name="torch.utils.checkpoint in the forward", make=Checkpointed, slow=True,),
-    Pattern(name="a reentrant checkpoint in the forward", make=CheckpointedTheOldWay, outcome="a reentrant checkpoint cannot be followed",),
-    Pattern(name="NumPy in an autograd.Function", make=UsesNumpy, fails="refused in words about tensor subclasses",),
+    Pattern(
+        name="torch.utils.checkpoint in the forward",
+        make=Checkpointed,
+        slow=True,
+    ),
+    Pattern(
+        name="a reentrant checkpoint in the forward",
+        make=CheckpointedTheOldWay,
+        outcome="a reentrant checkpoint cannot be followed",
+    ),
+    Pattern(
+        name="NumPy in an autograd.Function",
+        make=UsesNumpy,
+        fails="refused in words about tensor subclasses",
+    ),
     Pattern(
         name="a layer in a plain list, not registered",
         make=Unregistered,
         beside=lambda state: state.model.hidden_layers[0],
-    outcome="neither a parameter, a buffer nor an argument",),
-    Pattern(name="a tensor on self that is no buffer", make=PlainTensor, outcome="neither a parameter, a buffer nor an argument",),
+        outcome="neither a parameter, a buffer nor an argument",
+    ),
+    Pattern(
+        name="a tensor on self that is no buffer",
+        make=PlainTensor,
+        outcome="neither a parameter, a buffer nor an argument",
+    ),
 ]

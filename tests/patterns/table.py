@@ -5,14 +5,16 @@ from patterns.pattern import EQUAL, Pattern
 
 _INTRO = """# What may be around a fitted model
 
-Written by `make drop-in` (`tests/patterns`): {count} ways in which people train, each with a tiny model on a CPU. Each loop
-runs for 20 steps plainly, and for 20 steps with the model fitted into the smallest budget there is, from the same seeds. Then all
-bits are compared: losses, parameters, gradients (also which have none), buffers, the state of the optimizer, the generators of torch,
-Python and NumPy, and what the pattern itself keeps (averages, recorded values, what was appended or printed).
+Written by `make drop-in` (`tests/patterns`): {count} ways in which people train, each with a tiny model on a CPU. Each
+loop runs for 20 steps plainly, and for 20 steps with the model fitted, from the same seeds. The budget is the smallest
+there is, or one with room where steps come to need more than that of the sample. Then all bits are compared: losses,
+parameters, gradients (also which have none), buffers, the state of the optimizer, the generators of torch, Python and
+NumPy, and what the pattern itself keeps (averages, recorded values, what was appended or printed).
 
 - **equal**: all of that is the same, bit for bit.
 - **refused**: `fit`, or the first call that is concerned, raises a `MemfitError` that says this.
-- **wrong as yet**: neither. The run differs without a word, or ends with an error of torch's; the table says how. Mind these.
+- **wrong as yet**: neither. The run differs without a word, or ends with an error that is not memfit's or speaks of
+  torch's insides; the table says how.
 
 {equal} equal, {refused} refused, {wrong} wrong as yet. `tests/test_patterns.py` runs them all and compares this page.
 """
