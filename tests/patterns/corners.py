@@ -112,31 +112,6 @@ class ReturnsBuffer(Net):
         return self.second(hidden), self.mean
 
 
-class Lazy(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.LazyLinear(32)
-
-
-class Complex(Net):
-    def __init__(self) -> None:
-        super().__init__()
-        self.turn = nn.Parameter(torch.randn(32, dtype=torch.complex64))
-
-    def between(self, hidden: torch.Tensor) -> torch.Tensor:
-        return (torch.fft.fft(hidden) * self.turn).abs()
-
-
-class TakesRecords(Net):
-    def forward(self, record: Any) -> torch.Tensor:
-        return super().forward(record.features)
-
-
-class Record:
-    def __init__(self, features: torch.Tensor) -> None:
-        self.features = features
-
-
 class Doubled(TorchFunctionMode):
     """Changes what a function of torch does while it is active."""
 
@@ -220,18 +195,6 @@ def keep_buffer(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
     return loss_of(output, batch)
 
 
-def record_step(state: State, batch: torch.Tensor, number: int) -> float:
-    state.optimizer.zero_grad()
-    loss = loss_of(state.model(Record(batch)), batch)
-    loss.backward()
-    state.optimizer.step()
-    return loss.item()
-
-
-def fit_record(state: State, sample: torch.Tensor) -> None:
-    fit(state.model, (Record(sample),))
-
-
 def hook_all_modules(state: State) -> None:
     state.seen = []
     state.handle = register_module_forward_hook(lambda module, args, output: state.seen.append(type(module).__name__))
@@ -262,14 +225,6 @@ def fit_both(state: State, sample: torch.Tensor) -> None:
 
 def of_both(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
     return loss_of(state.model(batch), batch) + loss_of(state.other(batch + 1), batch)
-
-
-def empty_last(number: int) -> torch.Tensor:
-    return torch.randn(0 if number == 19 else 32, 16, generator=torch.Generator().manual_seed(number))
-
-
-def summed(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
-    return state.model(batch).square().sum()
 
 
 PATTERNS = [
@@ -375,19 +330,6 @@ PATTERNS = [
         beside=lambda state: state.means,
     ),
     Pattern(
-        name="a lazy layer",
-        make=Lazy,
-        fails="an error of torch's about uninitialized parameters",
-    ),
-    Pattern(name="complex numbers and a Fourier transform", make=Complex),
-    Pattern(
-        name="a batch in an object of one's own",
-        make=TakesRecords,
-        fit=fit_record,
-        step=record_step,
-        fails="refused in words about flat arguments of a trace",
-    ),
-    Pattern(
         name="training goes on with a shallow copy, its config another",
         make=lambda: ByConfig(config=Config()),
         change=go_on_with_shallow_copy,
@@ -401,5 +343,4 @@ PATTERNS = [
         step=step_of(of_both),
         beside=lambda state: state.other,
     ),
-    Pattern(name="an empty last batch", make=Net, batch=empty_last, step=step_of(summed)),
 ]

@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from patterns.models import Conv, Net, Normed, Words, loss_of_words, words
@@ -11,6 +12,7 @@ from patterns.pattern import (
     Pattern,
     State,
     features,
+    fit,
     fit_with_room,
     loss_of,
     plain_sgd,
@@ -68,6 +70,51 @@ def use_deterministic(state: State, number: int) -> None:
     torch.use_deterministic_algorithms(number >= 10)
 
 
+class Lazy(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.LazyLinear(32)
+
+
+class Complex(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.turn = nn.Parameter(torch.randn(32, dtype=torch.complex64))
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return (torch.fft.fft(hidden) * self.turn).abs()
+
+
+class TakesRecords(Net):
+    def forward(self, record: Any) -> torch.Tensor:
+        return super().forward(record.features)
+
+
+class Record:
+    def __init__(self, features: torch.Tensor) -> None:
+        self.features = features
+
+
+def record_step(state: State, batch: torch.Tensor, number: int) -> float:
+    state.optimizer.zero_grad()
+    loss = loss_of(state.model(Record(batch)), batch)
+    loss.backward()
+    state.optimizer.step()
+    return loss.item()
+
+
+def fit_record(state: State, sample: torch.Tensor) -> None:
+    fit(state.model, (Record(sample),))
+
+
+def empty_last(number: int) -> torch.Tensor:
+    return torch.randn(0 if number == 19 else 32, 16, generator=torch.Generator().manual_seed(number))
+
+
+def summed(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    return state.model(batch).square().sum()
+
+
 PATTERNS = [
     Pattern(name="a DataLoader with two workers", make=Net, start=start_loading, step=loaded_step, slow=True),
     Pattern(
@@ -106,4 +153,18 @@ PATTERNS = [
         optimizer=plain_sgd,
         fails="an error of torch's about SparseTensorImpl",
     ),
+    Pattern(
+        name="a lazy layer",
+        make=Lazy,
+        fails="an error of torch's about uninitialized parameters",
+    ),
+    Pattern(name="complex numbers and a Fourier transform", make=Complex),
+    Pattern(
+        name="a batch in an object of one's own",
+        make=TakesRecords,
+        fit=fit_record,
+        step=record_step,
+        fails="refused in words about flat arguments of a trace",
+    ),
+    Pattern(name="an empty last batch", make=Net, batch=empty_last, step=step_of(summed)),
 ]
