@@ -1,0 +1,19 @@
+"""Usage patterns by theme. `python -m patterns` writes docs/drop-in.md from them."""
+
+from patterns import around, changed, corners, data, deep, draws, forwards, gradients, hooks, loops, weights
+from patterns.pattern import Pattern
+
+THEMES: dict[str, list[Pattern]] = {
+    "The loop": loops.PATTERNS,
+    "Batches and arguments": data.PATTERNS,
+    "Gradients": gradients.PATTERNS,
+    "Weights": weights.PATTERNS,
+    "Changed between two steps": changed.PATTERNS,
+    "Changed deep inside": deep.PATTERNS,
+    "Drawn in the forward": draws.PATTERNS,
+    "Written, kept and looked at in the forward": forwards.PATTERNS,
+    "Hooks": hooks.PATTERNS,
+    "Around models and in them": around.PATTERNS,
+    "Corners": corners.PATTERNS,
+}
+PATTERNS = [pattern for each in THEMES.values() for pattern in each]

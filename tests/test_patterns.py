@@ -1,0 +1,39 @@
+"""Every usage pattern trains as the plain loop does, bit for bit, or is refused in a sentence."""
+
+from pathlib import Path
+
+import pytest
+from patterns import PATTERNS
+from patterns.pattern import EQUAL, REFUSED, Pattern, is_sound, outcome_of
+from patterns.table import page
+
+PAGE = Path(__file__).parents[1] / "docs" / "drop-in.md"
+
+
+def marked(pattern: Pattern) -> object:
+    marks = [pytest.mark.slow] if pattern.slow else []
+    if pattern.fails:
+        marks.append(pytest.mark.xfail(strict=True, reason=pattern.fails))
+    return pytest.param(pattern, id=pattern.name, marks=marks)
+
+
+@pytest.mark.filterwarnings("default")  # what the tools of others warn about is not the matter here
+@pytest.mark.parametrize("pattern", [marked(pattern) for pattern in PATTERNS])
+def test_a_pattern_is_equal_or_refused_in_a_sentence(pattern: Pattern, one_thread: None) -> None:
+    outcome = outcome_of(pattern)
+    assert is_sound(outcome), outcome
+    if pattern.fails:
+        return  # no longer: say so in the pattern
+    if pattern.outcome == EQUAL:
+        assert outcome == EQUAL
+    else:
+        assert outcome.startswith(REFUSED), outcome
+        assert pattern.outcome in outcome
+
+
+def test_names_are_different() -> None:
+    assert len({pattern.name for pattern in PATTERNS}) == len(PATTERNS)
+
+
+def test_the_page_has_the_names_and_outcomes_of_the_patterns() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run `make drop-in`"
