@@ -41,7 +41,7 @@ def test_what_is_gone_has_changed() -> None:
 def test_containers_are_compared_by_what_is_in_them() -> None:
     empty: list[int] = []
     filled = {"a": 1.0}
-    guards = Guards([], [("hooks", empty, ()), ("settings", filled, (1.0,))])
+    guards = Guards([], [("hooks", empty, ()), ("settings", filled, ("a", 1.0))])
     assert guards.hold()
     filled["a"] = 2.0
     assert not guards.hold()

@@ -30,8 +30,15 @@ class Place:
 class Guards:
     """What was read while a call was captured, see `capture/reads.py`."""
 
-    def __init__(self, places: Sequence[Place], containers: Sequence[tuple[str, Any, tuple[Any, ...]]]) -> None:
-        """`containers` are paths, containers and what was in them."""
+    def __init__(
+        self,
+        places: Sequence[Place],
+        containers: Sequence[tuple[str, Any, tuple[Any, ...]]],
+        forwards: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        """`containers` are paths, containers and what was in them, `forwards` attributes of modules."""
+        self._forwards = list(forwards)
+        self._own_forwards = [each.get("forward") for each in forwards]
         self._places = list(places)
         self._empty = [(path, container) for path, container, content in containers if not content]
         self._filled = [(path, container, content) for path, container, content in containers if content]
@@ -52,12 +59,21 @@ class Guards:
                 self._arrange()  # by the objects that are there now
         except KeyError:
             return False
-        if any(self._empty_ones):
+        if any(self._empty_ones) or not self._are_forwards_own():
             return False
         return all(map(_holds, self._filled)) if self._filled else True
 
+    def _are_forwards_own(self) -> bool:
+        """Return whether nobody has replaced the forward of a part; regions of memfit's own compute the same."""
+        now = [each.get("forward") for each in self._forwards]
+        return now == self._own_forwards or all(
+            one is other or hasattr(one, "compile_call") for one, other in zip(now, self._own_forwards, strict=True)
+        )
+
     def change(self) -> str:
         """What is not as it was, in words; empty if all is."""
+        if not self._are_forwards_own():
+            return "the forward of a part was replaced"
         place = self._changed_place()
         if place is not None:
             now = place.home.get(place.name, "absent") if hasattr(place.home, "get") else place.home[place.name]
@@ -81,11 +97,16 @@ class Guards:
         return None
 
 
+def elements_of(container: Any) -> tuple[Any, ...]:
+    """What is in a container; of a dictionary the keys, too."""
+    return (*container.keys(), *container.values()) if isinstance(container, dict) else tuple(container)
+
+
 def _holds(filled: tuple[str, Any, tuple[Any, ...]]) -> bool:
     _, container, content = filled
-    if len(container) != len(content):
+    now = elements_of(container)
+    if len(now) != len(content):
         return False
-    now = container.values() if isinstance(container, dict) else container
     return all(one is other or _are_alike(one, other) for one, other in zip(now, content, strict=True))
 
 

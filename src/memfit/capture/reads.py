@@ -20,10 +20,12 @@ import contextlib
 import dataclasses
 import dis
 import gc
+import os
 import random
 import sys
 import threading
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -31,7 +33,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit.capture.guards import ANY_TENSOR, Guards, Place
+from memfit.capture.guards import ANY_TENSOR, Guards, Place, elements_of
 from memfit.capture.outputs import OutputTemplate, is_constant, take_apart
 from memfit.capture.record import in_library
 from memfit.tensors import tensors_in
@@ -43,6 +45,7 @@ _CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 _HEAP_TYPE = 1 << 9  # of `__flags__`: a class written in Python
 _FOREIGN = ("torch", "numpy", "builtins", "enum", "typing", "functools", "threading", "logging", "memfit", "_io")
 _MOST_ELEMENTS = 10_000  # of a container that is looked into
+_PYTHON = os.path.dirname(os.__file__) + os.sep
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 
 IsKnown = Callable[[torch.Tensor], bool]  # whether a tensor depends on nothing but constants
@@ -92,9 +95,14 @@ class Reads:
         self._containers: dict[int, tuple[str, Any, tuple[Any, ...]]] = {}
         self._codes: dict[types.CodeType, dict[str, Any]] = {}
         self._generators: list[tuple[str, Any, str]] = []
+        self._methods: list[types.FunctionType] = []
+        self._seen_codes: set[types.CodeType] = set()
+        self._forwards = [module.__dict__ for module in model.modules() if module is not model]
         for path, module in model.named_modules(remove_duplicate=True):
             self._watch(path, module)
-        self._methods = [method for module in model.modules() for method in _methods(type(module))]
+        for cls in {each for module in model.modules() for each in type(module).__mro__ if _is_own_class(each)}:
+            self._note_class(cls)
+        self._note_code([(each.__code__, each.__globals__) for each in self._methods])
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
@@ -126,7 +134,7 @@ class Reads:
             for path, container, content in self._containers.values()
             if len(content) <= _MOST_ELEMENTS
         ]
-        return Guards(list(self._places.values()), containers)
+        return Guards(list(self._places.values()), containers, self._forwards)
 
     def restore(self) -> None:
         """Put back what the forward has left on objects and in lists; modules are put back by their snapshot."""
@@ -199,8 +207,17 @@ class Reads:
 
     def _noted(self, instance: Any, name: str, value: Any) -> None:
         watched = self._watched.get(id(instance))
-        if watched is None or name in _OWN or threading.get_ident() != self._thread:
+        if watched is None or threading.get_ident() != self._thread:
             return
+        if name == "__dict__" and not in_library(sys._getframe(2).f_code.co_filename):
+            self._note_all(watched.path, watched.before)  # who reads them by name is not seen
+        if name in _OWN:
+            return
+        if isinstance(value, torch.Generator):
+            raise ValueError(
+                f"the forward reads {watched.path}.{name}, a generator of its own, which a captured call does not draw "
+                "from; draw from torch's own generator"
+            )
         home: Mapping[str, Any] = watched.home
         if name not in home:  # of the class: constants alone, methods are what they are
             defining = next((each for each in type(instance).__mro__ if name in each.__dict__), None)
@@ -225,28 +242,62 @@ class Reads:
             if id(value) not in self._looked_into:
                 self._looked_into.add(id(value))
                 self._kept.append(value)
-                elements = tuple(value.values()) if isinstance(value, dict) else tuple(value)
+                elements = elements_of(value)
                 if not isinstance(value, tuple | frozenset):  # which cannot change
                     self._containers[id(value)] = (path, value, elements)
                 for each in elements if len(elements) <= _MOST_ELEMENTS else ():
                     self._look_into(f"{path}[...]", each)
         elif _is_generator(value):
             self._generators.append((path, value, _state(value)))
+        elif isinstance(value, weakref.ref):
+            self._look_into(path, value())
+        elif hasattr(type(value), "__next__"):
+            raise ValueError(f"the forward reads {path}, an iterator, which a captured call would not move on")
+        elif _is_array(value):
+            home: Any = _Bytes(value)
+            self._kept.append(home)
+            self._places[id(home), path] = Place(path, home, path, home[path])
+        elif isinstance(value, types.SimpleNamespace):
+            self._note_all(path, value.__dict__)
         elif _is_object(value) and id(value) not in self._watched:
-            self._watch(path, value)
-            self._patch(type(value))
+            if hasattr(value, "__dict__"):
+                self._watch(path, value)
+                self._patch(type(value))
+            else:
+                self._note_all(path, _Slots(value))
+
+    def _note_all(self, path: str, home: Any) -> None:
+        """Note everything an object holds."""
+        if id(home) in self._looked_into:
+            return
+        self._looked_into.add(id(home))
+        self._kept.append(home)
+        for name in list(home.keys()):
+            self._note(f"{path}.{name}".lstrip("."), home, name, home[name])
+
+    def _note_class(self, cls: type) -> None:
+        """Note what a class of the user's holds, and its methods."""
+        home = cls.__dict__
+        self._kept.append(home)
+        for name, value in home.items():
+            function = getattr(value, "__func__", value)
+            if isinstance(function, types.FunctionType):
+                self._methods.append(function)
+            if isinstance(function, types.FunctionType) or (_is_plain(value) and not name.startswith("__")):
+                self._note(f"{cls.__name__}.{name}", home, name, value)
 
     def _note_globals(self) -> None:
         """See Note [What was read]."""
         for code, around in self._codes.items():
             _check_no_writes(code, around)
-        waiting = [*self._codes.items(), *((each.__code__, each.__globals__) for each in self._methods)]
-        seen = set()
+        self._note_code(list(self._codes.items()))
+
+    def _note_code(self, waiting: list[tuple[types.CodeType, dict[str, Any]]]) -> None:
         while waiting:
             code, around = waiting.pop()
-            if code in seen or in_library(code.co_filename):
+            if code in self._seen_codes or _is_foreign(code.co_filename):
                 continue
-            seen.add(code)
+            self._seen_codes.add(code)
             waiting += [(each, around) for each in code.co_consts if isinstance(each, types.CodeType)]
             for name in code.co_names:
                 if name in around:
@@ -260,17 +311,48 @@ class Reads:
         """Note a global, and what the code may read of it; functions are looked at in their turn."""
         value = around[name]
         if isinstance(value, types.FunctionType):
-            return [(value.__code__, value.__globals__)]
-        if _is_plain(value):
             self._note(name, around, name, value)
-        elif (
-            isinstance(value, types.ModuleType) and not in_library(str(getattr(value, "__file__", "")))
-        ) or _is_object(value):
-            home = value.__dict__
-            for each in set(code.co_names) & home.keys():
-                if _is_plain(home[each]):
-                    self._note(f"{name}.{each}", home, each, home[each])
+            self._note_all(name, value.__dict__)
+            return [(value.__code__, value.__globals__)]
+        if _is_generator(value):
+            self._generators.append((name, value, _state(value)))
+        elif isinstance(value, types.ModuleType):
+            self._note_module(code, name, value)
+        elif isinstance(value, type):
+            if _is_own_class(value):
+                first = len(self._methods)
+                self._note_class(value)
+                return [(each.__code__, each.__globals__) for each in self._methods[first:]]
+        elif _is_plain(value):
+            self._note(name, around, name, value)
+        elif _is_object(value) or isinstance(value, types.SimpleNamespace):
+            self._note_object(name, value)
         return []
+
+    def _note_module(self, code: types.CodeType, name: str, module: types.ModuleType) -> None:
+        """Note what code may read of a module."""
+        if module is os and {"environ", "getenv"} & {*code.co_names}:
+            self._look_into("os.environ", vars(os.environ)["_data"])
+        home = module.__dict__
+        for each in set(code.co_names) & home.keys():
+            value = home[each]
+            if _is_plain(value) or callable(value):
+                self._note(f"{name}.{each}", home, each, value)
+            elif _is_object(value) or isinstance(value, types.SimpleNamespace):
+                self._note_object(f"{name}.{each}", value)
+
+    def _note_object(self, path: str, thing: Any, depth: int = 3) -> None:
+        """Note what an object holds that nobody watches, and what that holds."""
+        home: Any = thing.__dict__ if hasattr(thing, "__dict__") else _Slots(thing)
+        if id(thing) in self._watched or depth == 0:
+            return
+        for name in list(home.keys()):
+            value = home[name]
+            if _is_object(value) or isinstance(value, types.SimpleNamespace):
+                self._note_object(f"{path}.{name}", value, depth - 1)
+            elif _is_plain(value):
+                self._kept.append(home)
+                self._note(f"{path}.{name}", home, name, value)
 
     def _note_closures(self, code: types.CodeType) -> None:
         for function in gc.get_referrers(code):
@@ -278,10 +360,13 @@ class Reads:
                 continue
             for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
                 with contextlib.suppress(ValueError):  # an empty cell
-                    if _is_plain(cell.cell_contents):
-                        home = _Cell(cell)
+                    value = cell.cell_contents
+                    if _is_object(value) or isinstance(value, types.SimpleNamespace):
+                        self._note_object(f"{code.co_name}.{name}", value)
+                    elif _is_plain(value):
+                        home: Any = _Cell(cell)
                         self._kept.append(home)
-                        self._note(f"{code.co_name}.{name}", home, name, cell.cell_contents)  # type: ignore[arg-type]
+                        self._note(f"{code.co_name}.{name}", home, name, value)
 
 
 def _check_no_writes(code: types.CodeType, around: Mapping[str, Any]) -> None:
@@ -303,12 +388,37 @@ class _Cell:
         return self._cell.cell_contents
 
 
+class _Slots:
+    """The attributes of an object without a dictionary, to be read as others are."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def keys(self) -> list[str]:
+        named = (getattr(each, "__slots__", ()) for each in type(self._thing).__mro__)
+        slots = [name for each in named for name in ((each,) if isinstance(each, str) else each)]
+        return [name for name in slots if hasattr(self._thing, name) and not name.startswith("__")]
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self._thing, name)
+
+
+class _Bytes:
+    """What is in an array, to be read as other values are."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __getitem__(self, _name: str) -> Any:
+        return self._array.tobytes()
+
+
 _ABSENT = object()
 
 
 def _appended(path: str, container: Any, before: tuple[Any, ...], tensors: list[torch.Tensor]) -> Iterator[Effect]:
     """What was appended to a list."""
-    now = tuple(container.values()) if isinstance(container, dict) else tuple(container)
+    now = elements_of(container)
     if len(now) == len(before) and all(one is other for one, other in zip(now, before, strict=True)):
         return
     is_longer = len(now) > len(before) and all(one is other for one, other in zip(now, before, strict=False))
@@ -349,7 +459,7 @@ def _is_object(value: Any) -> bool:
     """Return whether a value has attributes of its own that a model may read."""
     cls = type(value)
     return (
-        hasattr(value, "__dict__")
+        (hasattr(value, "__dict__") or hasattr(cls, "__slots__"))
         and bool(cls.__flags__ & _HEAP_TYPE)
         and not isinstance(value, nn.Module | torch.Tensor | type | types.ModuleType)
         and cls.__module__.partition(".")[0] not in _FOREIGN
@@ -369,15 +479,18 @@ def _state(generator: Any) -> str:
     return str(generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state())
 
 
-def _methods(cls: type) -> list[types.FunctionType]:
-    """The functions of a class that torch has not written."""
-    return [
-        each
-        for base in cls.__mro__
-        if not base.__module__.startswith(("torch.", "builtins"))
-        for each in vars(base).values()
-        if isinstance(each, types.FunctionType)
-    ]
+def _is_own_class(cls: type) -> bool:
+    """Return whether a class is neither Python's nor torch's."""
+    return bool(cls.__flags__ & _HEAP_TYPE) and cls.__module__.partition(".")[0] not in _FOREIGN
+
+
+def _is_foreign(filename: str) -> bool:
+    """Return whether a file is torch's, memfit's or Python's own."""
+    return in_library(filename) or (filename.startswith(_PYTHON) and "site-packages" not in filename)
+
+
+def _is_array(value: Any) -> bool:
+    return "numpy" in sys.modules and isinstance(value, sys.modules["numpy"].ndarray)
 
 
 def _read_by(cls: Any, function: Callable[[Any, str], Any]) -> None:

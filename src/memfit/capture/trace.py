@@ -182,6 +182,7 @@ class _Subject(nn.Module):
         self.differentiated: tuple[int, ...] = ()
         self.undifferentiated: tuple[int, ...] = ()
         self.reads = Reads(model)
+        self._generator = torch.get_rng_state()
         self.effects: tuple[Effect, ...] = ()
         self.training = model.training
 
@@ -231,6 +232,10 @@ class _Subject(nn.Module):
                 f"the forward draws from {' and '.join(drawn)}, which a captured call would not do again; draw with "
                 "torch"
             )
+        with _torch.no_modes():
+            was_seeded = not torch.equal(torch.get_rng_state(), self._generator)
+        if was_seeded:
+            raise ValueError("the forward seeds torch's generator, which a captured call would not do again")
         return self.reads.effects(recorder.is_known)
 
 
