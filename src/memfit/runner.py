@@ -24,9 +24,10 @@ from memfit.describe import describe_sample
 from memfit.errors import CaptureError, InvalidFile, first_line
 from memfit.execute.attach import Call, OwnForward
 from memfit.execute.compiled import CompiledCall
-from memfit.ir import Graph, OptimizerMemory, Program
+from memfit.ir import Graph, LossMemory, OptimizerMemory, Program
 from memfit.layout import with_layout
 from memfit.measure.allocations import Quiet
+from memfit.outside_loss import loss_memory
 from memfit.pipeline import StepPlanner, make_planner
 from memfit.plan.expand import program_of
 from memfit.plan.plan import Plan
@@ -41,7 +42,7 @@ from memfit.prepare import (
     with_beside,
     with_compiled_costs,
 )
-from memfit.recipe import Recipe
+from memfit.recipe import OutsideLoss, Recipe
 from memfit.remembered import can_run_as_planned, folder_of, keep_plan, kept_plans, place_in
 from memfit.trial import seconds_by_call
 from memfit.units import format_bytes
@@ -124,7 +125,10 @@ class Runner:
         graph = planned_graph(joint, self.recipe)
         if self.plan is None:
             if self.folder is not None:
-                self.place = place_in(self.folder, graph, self._optimizer_memory(model, before.graph))
+                memory = self._optimizer_memory(model, before.graph)
+                self.place = place_in(
+                    self.folder, graph, memory, self._loss_memory(model, joint, example, before.graph)
+                )
             prepared = prepare(model, joint, example, self.recipe, before=before, may_put_off=True, unplanned=unplanned)
             return self._searched(model, joint, prepared, example)
         if graph.digest() == self.plan.program.graph_digest:
@@ -158,13 +162,18 @@ class Runner:
     ) -> CompiledCall | None:
         assert self.folder is not None
         with traced_for(model, example, recipe, with_hooks=False) as joint:
-            memory = self._optimizer_memory(model, lower(joint))
+            plain = lower(joint)
+            memory, loss = self._optimizer_memory(model, plain), self._loss_memory(model, joint, example, plain)
             graph = planned_graph(joint, recipe)
-            plan = plans.get(place_in(self.folder, graph, memory))
+            plan = plans.get(place_in(self.folder, graph, memory, loss))
             return None if plan is None else self._taken(plan, model, joint, graph)
 
     def _optimizer_memory(self, model: nn.Module, graph: Graph) -> OptimizerMemory:
         return with_beside(step_optimizer_memory(self.recipe.optimizer, model, graph, self.recipe.device), self.recipe)
+
+    def _loss_memory(self, model: nn.Module, joint: Joint, example: Sample, graph: Graph) -> LossMemory | None:
+        loss = self.recipe.loss
+        return None if loss is None else loss_memory(loss, model, example, joint, graph, self.recipe.device)
 
     def _taken(self, plan: Plan, model: nn.Module, joint: Joint, graph: Graph) -> CompiledCall | None:
         """By a plan of an earlier run, unless it cannot be run here as it was planned."""
@@ -178,8 +187,9 @@ class Runner:
     def _begin(self, plan: Plan) -> None:
         """The plan of the first call; later ones keep to its budget."""
         self.plan = plan
+        loss = None if plan.step is None else OutsideLoss.known(plan.step.loss)  # which holds no batch
         self.recipe = dataclasses.replace(
-            self.recipe, budget=plan.budget_bytes, allow=plan.allow, report=None, progress=None
+            self.recipe, budget=plan.budget_bytes, allow=plan.allow, loss=loss, report=None, progress=None
         )
 
     def _searched(self, model: nn.Module, joint: Joint, prepared: Prepared, example: Sample) -> CompiledCall:
