@@ -208,6 +208,18 @@ def test_what_a_loss_returns_beside_its_scalar_is_held_to_the_end_of_the_step():
     assert measure_peak(step, resident=[model, batch]).peak_bytes == pytest.approx(held.unplanned_peak_bytes, rel=0.005)
 
 
+def test_a_loss_that_does_not_fit_is_refused_without_being_run():
+    torch.manual_seed(0)
+    model, batch, budget_bytes = LanguageModel(), words(), 40 * 2**20
+
+    def refuse():
+        with pytest.raises(InfeasibleBudget) as refused:
+            memfit.plan(model, batch, budget=budget_bytes, loss=words_loss, time_limit=0.5)
+        assert refused.value.operation == "the loss"
+
+    assert measure_peak(refuse, resident=[model, batch]).peak_bytes <= budget_bytes
+
+
 def test_penalties_on_parameters_in_the_loss_are_counted():
     def penalized(model, batch):
         return class_loss(model, batch) + sum(each.square().sum() for each in model.parameters())

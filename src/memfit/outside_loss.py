@@ -4,7 +4,8 @@ Note [Loss by itself]
     The loss is run once, with its backward pass, on zeros in the place of the model's outputs. That shows what lives at
     every moment between the two passes of the model, whatever Python holds, and what is left when the gradients of the
     outputs have come. Outputs that the model's own backward pass reads are held meanwhile, as a captured call holds
-    them. Where nothing can be run, the step is traced with the loss in it and simulated.
+    them. Where nothing can be run, the step is traced with the loss in it and simulated. That is done first too where
+    the budget leaves little room: a loss that does not fit is not run.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
 from memfit.capture.with_loss import WithLoss
 from memfit.describe import is_fake, is_for_cuda
-from memfit.errors import InvalidInput
+from memfit.errors import CaptureError, InvalidInput
 from memfit.execute.values import Values
 from memfit.ir import Graph, Kind, LossMemory
 from memfit.measure.devices import Device
@@ -36,19 +37,43 @@ from memfit.recipe import OutsideLoss
 from memfit.tensors import storage_bytes
 
 _LOSS, _BACKWARD = "loss", "backward"  # marks: the model has returned, its backward pass begins
+_LIKELY_SHARE = 4  # of the outputs: what a loss takes with them as a rule, and seldom more
 _NOTHING = LossMemory(working_bytes=0, lasting_bytes=0, batch_bytes=0, output_bytes=0)
 
 
 def loss_memory(
-    loss: OutsideLoss, model: nn.Module, sample: Sample, joint: Joint, graph: Graph, device: Device | None
+    loss: OutsideLoss,
+    model: nn.Module,
+    sample: Sample,
+    joint: Joint,
+    graph: Graph,
+    *,
+    device: Device | None = None,
+    room_bytes: int | None = None,
 ) -> LossMemory:
-    """Tell what a loss takes beside a traced call of the model; `graph` is that call, lowered."""
+    """Tell what a loss takes beside a traced call of the model.
+
+    Args:
+        loss: The loss and its batch, or what is known of it.
+        model: The model.
+        sample: What the loss calls the model with.
+        joint: The trace of that call.
+        graph: The same, lowered.
+        device: Where the step is to run, if that is not here.
+        room_bytes: What a run of the loss may allocate; None: as much as it takes.
+
+    """
     if loss.function is None:
         assert loss.memory is not None
         return loss.memory.scaled(graph.output_bytes)
-    if device is None and not is_fake(model, sample) and not is_for_cuda(model, None):
-        return _measured(loss, model, sample, joint, graph)
-    return _simulated(loss, model, graph)
+    if device is not None or is_fake(model, sample) or is_for_cuda(model, None):
+        return _simulated(loss, model, graph)
+    if room_bytes is not None and _LIKELY_SHARE * graph.output_bytes > room_bytes:
+        with contextlib.suppress(CaptureError):
+            simulated = _simulated(loss, model, graph)
+            if graph.output_bytes + simulated.working_bytes > room_bytes:
+                return simulated
+    return _measured(loss, model, sample, joint, graph)
 
 
 @dataclasses.dataclass

@@ -37,7 +37,7 @@ from memfit.plan.captured import CapturedStep
 from memfit.plan.identity import identity_program
 from memfit.plan.problem import Costs, handed_out_together
 from memfit.plan.simulate import simulate
-from memfit.recipe import Recipe, budget_bytes, without_channels_last
+from memfit.recipe import AVAILABLE, Recipe, budget_bytes, is_fraction, without_channels_last
 from memfit.tensors import storage_bytes
 
 _PLAIN_STEPS_S = 2.0  # for steps as they are before the graph is rewritten
@@ -187,7 +187,7 @@ def prepare(
     if measured:
         _compile_now(joint, like, recipe, timed=timed, likely_in_place=runs_here and may_put_off)
     eager = lower(joint)
-    loss = None if recipe.loss is None else loss_memory(recipe.loss, model, sample, joint, eager, recipe.device)
+    loss = step_loss_memory(model, joint, sample, eager, memory, recipe)
     device = device_of(model)
     granularity = granularity_bytes(model, recipe.device)
     put_off = frozenset(name_of(stretch) for stretch in like)
@@ -552,6 +552,18 @@ def step_optimizer_memory(
         for_cuda=is_for_cuda(model, target),
         without_gradient=[parameter for name, parameter in model.named_parameters() if name not in trained],
     )
+
+
+def step_loss_memory(
+    model: nn.Module, joint: Joint, sample: Sample, graph: Graph, memory: OptimizerMemory, recipe: Recipe
+) -> LossMemory | None:
+    """What a loss takes that is computed outside of the model; None if there is none, or none that is counted."""
+    if recipe.loss is None:
+        return None
+    room_bytes = None
+    if recipe.budget not in (None, "smallest", AVAILABLE) and not is_fraction(recipe.budget):
+        room_bytes = _probing_room(model, graph, memory, recipe, budget_bytes(recipe.budget, 0))
+    return loss_memory(recipe.loss, model, sample, joint, graph, device=recipe.device, room_bytes=room_bytes)
 
 
 def with_beside(memory: OptimizerMemory, recipe: Recipe) -> OptimizerMemory:

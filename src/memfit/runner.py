@@ -24,10 +24,9 @@ from memfit.describe import describe_sample
 from memfit.errors import CaptureError, InvalidFile, first_line
 from memfit.execute.attach import Call, OwnForward
 from memfit.execute.compiled import CompiledCall
-from memfit.ir import Graph, LossMemory, OptimizerMemory, Program
+from memfit.ir import Graph, OptimizerMemory, Program
 from memfit.layout import with_layout
 from memfit.measure.allocations import Quiet
-from memfit.outside_loss import loss_memory
 from memfit.pipeline import StepPlanner, make_planner
 from memfit.plan.expand import program_of
 from memfit.plan.plan import Plan
@@ -37,6 +36,7 @@ from memfit.prepare import (
     Traced,
     planned_graph,
     prepare,
+    step_loss_memory,
     step_optimizer_memory,
     traced_for,
     with_beside,
@@ -126,9 +126,8 @@ class Runner:
         if self.plan is None:
             if self.folder is not None:
                 memory = self._optimizer_memory(model, before.graph)
-                self.place = place_in(
-                    self.folder, graph, memory, self._loss_memory(model, joint, example, before.graph)
-                )
+                loss = step_loss_memory(model, joint, example, before.graph, memory, self.recipe)
+                self.place = place_in(self.folder, graph, memory, loss)
             prepared = prepare(model, joint, example, self.recipe, before=before, may_put_off=True, unplanned=unplanned)
             return self._searched(model, joint, prepared, example)
         if graph.digest() == self.plan.program.graph_digest:
@@ -163,17 +162,14 @@ class Runner:
         assert self.folder is not None
         with traced_for(model, example, recipe, with_hooks=False) as joint:
             plain = lower(joint)
-            memory, loss = self._optimizer_memory(model, plain), self._loss_memory(model, joint, example, plain)
+            memory = self._optimizer_memory(model, plain)
+            loss = step_loss_memory(model, joint, example, plain, memory, self.recipe)
             graph = planned_graph(joint, recipe)
             plan = plans.get(place_in(self.folder, graph, memory, loss))
             return None if plan is None else self._taken(plan, model, joint, graph)
 
     def _optimizer_memory(self, model: nn.Module, graph: Graph) -> OptimizerMemory:
         return with_beside(step_optimizer_memory(self.recipe.optimizer, model, graph, self.recipe.device), self.recipe)
-
-    def _loss_memory(self, model: nn.Module, joint: Joint, example: Sample, graph: Graph) -> LossMemory | None:
-        loss = self.recipe.loss
-        return None if loss is None else loss_memory(loss, model, example, joint, graph, self.recipe.device)
 
     def _taken(self, plan: Plan, model: nn.Module, joint: Joint, graph: Graph) -> CompiledCall | None:
         """By a plan of an earlier run, unless it cannot be run here as it was planned."""
