@@ -35,7 +35,7 @@ DATA = {
     "progress",
 }
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
-PIPELINE = {"describe", "recipe", "prepare", "process_budget", "pipeline"}
+PIPELINE = {"describe", "recipe", "outside_loss", "prepare", "process_budget", "shortage", "pipeline"}
 BELOW_API = (
     BELOW_CAPTURE
     | PIPELINE
@@ -85,9 +85,11 @@ MAY_IMPORT = {
     "estimate": BELOW_CAPTURE | {"plan"},
     "describe": BELOW_CAPTURE | {"capture"},
     "recipe": BELOW_CAPTURE | {"plan"},
-    "prepare": BELOW_CAPTURE | {"plan", "capture", "execute", "describe", "recipe"},
+    "outside_loss": BELOW_CAPTURE | {"plan", "capture", "execute", "describe", "recipe"},
+    "prepare": BELOW_CAPTURE | {"plan", "capture", "execute", "describe", "recipe", "outside_loss"},
     "process_budget": BELOW_CAPTURE | {"plan", "capture", "describe", "recipe", "prepare"},
-    "pipeline": BELOW_CAPTURE | {"plan", "capture", "execute", "describe", "recipe", "prepare", "process_budget"},
+    "shortage": {"errors", "ir", "units"},
+    "pipeline": BELOW_CAPTURE | PIPELINE | {"plan", "capture", "execute"},
     "unplanned": BELOW_CAPTURE | PIPELINE | {"plan", "estimate", "capture", "execute"},
     "remembered": BELOW_CAPTURE | {"plan", "capture", "describe", "recipe"},
     "runtime_probe": BELOW_API | {"api"},
@@ -95,7 +97,7 @@ MAY_IMPORT = {
     "layout": BELOW_CAPTURE | {"plan", "capture", "describe", "recipe", "prepare", "trial"},
     "ways": BELOW_CAPTURE | {"plan", "recipe"},
     "runner": BELOW_CAPTURE | PIPELINE | {"plan", "capture", "execute", "remembered", "trial", "layout", "ways"},
-    "regions": BELOW_CAPTURE | PIPELINE | {"plan", "capture", "execute", "runner"},
+    "regions": BELOW_CAPTURE | PIPELINE | {"plan", "capture", "execute", "estimate", "runner"},
     "api": BELOW_API,
     "prove": BELOW_API | {"api"},
     "step": BELOW_STEP,

@@ -6,11 +6,13 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from memfit.capture.sample import Sample
+from memfit.capture.with_loss import call_of_model
 from memfit.describe import device_of, model_digest
-from memfit.errors import CaptureError, InfeasibleBudget, InvalidFile, InvalidInput, InvalidModel
+from memfit.errors import CaptureError, InfeasibleBudget, InvalidFile, InvalidInput, InvalidModel, MemfitError
 from memfit.estimate import Estimate
 from memfit.execute.attach import attach, planned_forward, remove, removed
 from memfit.layout import with_layout
@@ -20,7 +22,7 @@ from memfit.measure.optimizer import OptimizerLike, check_optimizer
 from memfit.measure.peak import held_bytes
 from memfit.pipeline import StepPlanner, frontier_recipes, recipe_of
 from memfit.plan.frontier import Frontier
-from memfit.plan.plan import Plan
+from memfit.plan.plan import Plan, not_counted
 from memfit.plan.select import Selection
 from memfit.plan.solve import Found, Report
 from memfit.prepare import prepare, traced_for
@@ -30,6 +32,7 @@ from memfit.recipe import (
     AVAILABLE,
     EXACT,
     Budget,
+    OutsideLoss,
     Recipe,
     budget_bytes,
     check_fractions,
@@ -37,11 +40,13 @@ from memfit.recipe import (
     with_kernels,
     without_channels_last,
 )
-from memfit.regions.planner import make_region_planner
+from memfit.regions.estimate import measured_estimate
+from memfit.regions.planner import could_be_in_regions, make_region_planner
 from memfit.regions.run import RegionRunner, apply_regions, plan_in_regions
 from memfit.runner import Runner
+from memfit.tensors import storage_bytes
 from memfit.units import format_bytes, parse_bytes
-from memfit.unplanned import Loss, unplanned_step
+from memfit.unplanned import Loss, parameter_counts, unplanned_step
 from memfit.ways import best_way
 
 log = logging.getLogger(__name__)
@@ -61,7 +66,7 @@ def estimate(
     backward_from: str = "auto",
     progress: ProgressLike = None,
 ) -> Estimate:
-    """Predict the peak memory of one training step; the model is not run.
+    """Predict the peak memory of one training step; the model is not run, unless it cannot be traced.
 
     `sample` is what the model's forward takes: a tensor, a tuple, a dict or a `Sample`. With
     `loss(model, sample)` the step computes that loss; without, gradients start at the model's
@@ -71,20 +76,50 @@ def estimate(
     inside, which otherwise each distinct operator is run once for; by default that is done where the model has
     weights, and without where it does not take long. `process=True` adds the peak of the process, on a CPU; operators
     are measured for it in processes of their own, for half a minute the first time. `progress` is as for `plan`.
+    A model that cannot be traced whole is run for one step, with its saved tensors in a file; a note says so.
     """
     _check_model(model)
     with progress_line(progress, "tracing a training step") as line:
-        step = unplanned_step(
-            model,
-            sample,
-            optimizer=optimizer,
-            loss=loss,
-            device=device,
-            measure=measure,
-            backward_from=backward_from,
-            progress=line.measured,
-        )
+        try:
+            step = unplanned_step(
+                model,
+                sample,
+                optimizer=optimizer,
+                loss=loss,
+                device=device,
+                measure=measure,
+                backward_from=backward_from,
+                progress=line.measured,
+            )
+        except CaptureError as error:
+            if measure is False or process or device is not None:
+                raise
+            line.doing("measuring a training step")
+            return _estimate_of_run(model, sample, optimizer, loss, backward_from, error)
         return step.estimate(process=process)
+
+
+def _estimate_of_run(
+    model: nn.Module,
+    sample: Any,
+    optimizer: OptimizerLike | None,
+    loss: Loss | None,
+    backward_from: str,
+    error: CaptureError,
+) -> Estimate:
+    """From a step that is run, where it could not be traced; the error, where it cannot be run either."""
+    outside = None if loss is None else OutsideLoss(function=loss, batch=sample)
+    recipe = Recipe(budget="smallest", optimizer=optimizer, loss=outside, backward_from=backward_from)
+    try:
+        example = _example(model, sample, loss)
+        with removed(model):
+            if could_be_in_regions(model, example, recipe):
+                return measured_estimate(model, example, recipe, parameter_counts(model), error)
+    except MemfitError:
+        raise
+    except Exception as failure:  # of the model's own code, or of the loss's
+        raise error from failure
+    raise error
 
 
 def plan(
@@ -94,6 +129,7 @@ def plan(
     budget: Budget = None,
     process: int | str | None = None,
     optimizer: OptimizerLike | None = None,
+    loss: Loss | None = None,
     allow: Sequence[str] = EXACT,
     recompute: Selections = (),
     keep: Selections = (),
@@ -109,8 +145,10 @@ def plan(
 
     `budget` is bytes, "6GiB", a fraction of the unplanned peak (0.5), "smallest", or "available": what is free here, of
     the device and the process. It means the peak of allocated bytes over one training step; with an `optimizer` its
-    state and step are part of it. `process` is a budget of the whole process instead, with all it takes beside tensors.
-    Planning itself allocates no more than the budget.
+    state and step are part of it. `loss(model, sample)` is what your loop computes outside of the model, as for
+    `estimate`: the model's own forward is planned, beside what the loss takes. What your loop holds beyond that, return
+    beside the loss: `return loss, logits`. `process` is a budget of the whole process instead, with all it takes beside
+    tensors. Planning itself allocates no more than the budget.
     `allow` names the techniques (`memfit.TECHNIQUES`); `recompute` and `keep` name modules by type, by name
     pattern, or by a number of blocks, whose values must or must not be computed again. `outputs="loss"` drops
     every output beside the loss. `kernels="inductor"` compiles neighbouring operators into one kernel, which rounds
@@ -125,6 +163,7 @@ def plan(
     recipe = _recipe(
         **_budgets(budget, process),
         optimizer=optimizer,
+        loss=None if loss is None else OutsideLoss(function=loss, batch=sample),
         allow=allow,
         recompute=recompute,
         keep=keep,
@@ -135,17 +174,17 @@ def plan(
         time_limit=time_limit,
         report=report,
     )
-    example = Sample.of(sample)
+    example = _example(model, sample, loss)
     _say_if_above_what_is_free(recipe, model, example)
     with progress_line(progress, "tracing a training step") as line, removed(model):
         recipe = _told(recipe, line)
         try:
-            return _plan_whole(model, example, recipe)
+            return _said(_plan_whole(model, example, recipe), model)
         except CaptureError as error:
             line.doing("planning region by region")
             recipe = without_channels_last(recipe)
             recipe = _of_tensors(recipe, model, example)
-            return make_region_planner(model, example, recipe, error).plan(recipe)
+            return _said(make_region_planner(model, example, recipe, error).plan(recipe), model)
 
 
 def _plan_whole(model: nn.Module, example: Sample, recipe: Recipe) -> Plan:
@@ -184,6 +223,7 @@ def fit(
     *,
     process: int | str | None = None,
     optimizer: OptimizerLike | None = None,
+    loss: Loss | None = None,
     allow: Sequence[str] = EXACT,
     recompute: Selections = (),
     keep: Selections = (),
@@ -198,15 +238,17 @@ def fit(
     """Plan and apply: train the model inside a budget. `remove` undoes it.
 
     The same module is returned: same class, same `state_dict` keys, same numbers bit for bit unless `allow`
-    names a technique that says otherwise. Keywords are those of `plan`. Calls of another shape, dtype or mode
-    than `sample` are captured and planned when they first come. Without a budget, and without `recompute`,
-    the captured step runs unplanned. The plan is kept on disk, and a later run with the same model, sample and
-    wishes on this machine takes it: nothing is measured or searched then. `remember=False` plans anew.
+    names a technique that says otherwise. Keywords are those of `plan`; a `loss` stays in your loop. Calls of another
+    shape, dtype or mode than `sample` are captured and planned when they first come. Without a budget, and without
+    `recompute`, the captured step runs unplanned. The plan is kept on disk, and a later run with the same model, sample
+    and wishes on this machine takes it: no operator is measured and nothing is searched then. `remember=False` plans
+    anew.
     """
     _check_trainable(model)
     recipe = _recipe(
         **_budgets(budget, process),
         optimizer=optimizer,
+        loss=None if loss is None else OutsideLoss(function=loss, batch=sample),
         allow=allow,
         recompute=recompute,
         keep=keep,
@@ -218,7 +260,11 @@ def fit(
         remember=remember,
         report=report,
     )
-    return fit_by(recipe, model, Sample.of(sample), progress)
+    fitted = fit_by(recipe, model, _example(model, sample, loss), progress)
+    plan = plan_of(fitted)
+    if plan is not None:
+        _said(plan, model)
+    return fitted
 
 
 def fit_by(recipe: Recipe, model: nn.Module, example: Sample, progress: ProgressLike = None) -> nn.Module:
@@ -234,7 +280,7 @@ def fit_by(recipe: Recipe, model: nn.Module, example: Sample, progress: Progress
 
 
 def _fit_regions(recipe: Recipe, model: nn.Module, example: Sample, error: CaptureError) -> nn.Module:
-    recipe = _of_tensors(without_channels_last(recipe), model, example)
+    recipe = _of_tensors(without_channels_last(_with_known_loss(recipe)), model, example)
     with removed(model):
         plan = make_region_planner(model, example, recipe, error).plan(recipe)
     return apply_regions(plan, model, example)
@@ -247,6 +293,32 @@ def _later_in_regions(recipe: Recipe, model: nn.Module, example: Sample, error: 
         _fit_regions(recipe, model, example, error)
     except InfeasibleBudget as reason:
         raise reason.after(str(error)) from reason
+
+
+def _with_known_loss(recipe: Recipe) -> Recipe:
+    """The same where a step can be run without the loss: what is known of it counts all along."""
+    loss = recipe.loss
+    if loss is None or loss.memory is None:
+        return recipe
+    loss_bytes = loss.memory.working_bytes + loss.memory.batch_bytes
+    return dataclasses.replace(recipe, loss=None, beside_bytes=recipe.beside_bytes + loss_bytes)
+
+
+def _example(model: nn.Module, sample: Any, loss: Loss | None) -> Sample:
+    """What the model is called with: the sample itself, or what a loss makes of it."""
+    if loss is None:
+        return Sample.of(sample)
+    with removed(model), torch.enable_grad():
+        return call_of_model(model, loss, sample)
+
+
+def _said(plan: Plan, model: nn.Module) -> Plan:
+    """Say in one line what a plan does not count, if there is something."""
+    trained = [each for each in model.parameters() if each.requires_grad]
+    left_out = not_counted(plan, 2 * storage_bytes(trained))
+    if left_out:
+        log.info("%s", left_out)
+    return plan
 
 
 def _told(recipe: Recipe, line: ProgressLine) -> Recipe:

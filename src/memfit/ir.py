@@ -39,6 +39,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Self
@@ -139,6 +140,17 @@ class Graph:
             and last_read[each.may_overwrite] == makers.get(each.outputs[0])
         )
 
+    @property
+    def returned_alone(self) -> tuple[int, ...]:
+        """Outputs that no operation reads: they are in memory for the caller alone."""
+        read = {storage for each in (*self.operations, *self.alternatives) for storage in each.inputs}
+        return tuple(each for each in self.held if self.storages[each].kind is Kind.OUTPUT and each not in read)
+
+    @property
+    def output_bytes(self) -> int:
+        """Of all outputs."""
+        return sum(self.storages[each].size_bytes for each in self.held if self.storages[each].kind is Kind.OUTPUT)
+
     def digest(self) -> str:
         """A short hash that graphs of the same computation share, whatever lines and machines they come from.
 
@@ -183,6 +195,36 @@ class OptimizerMemory:
     state_bytes: int = 0  # live before a step, beside parameters and gradients
     workspace_bytes: int = 0  # the highest rise in a step above parameters, gradients and state
     changes_bytes: tuple[int, ...] = ()  # from one new highest or lowest level of a step to the next, then to its end
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LossMemory:
+    """What a loss takes that the caller computes between the two passes, see Note [Loss outside].
+
+    Note [Loss outside]
+        In `F.cross_entropy(model(x), y).backward()` the loss is no part of the model. It runs when the forward pass has
+        ended, beside everything that is kept for the backward pass, and ends when the gradients of the model's outputs
+        are there. Outputs that nobody else reads are the caller's alone: they go when the caller lets them go.
+    """
+
+    working_bytes: int  # the highest rise above what lives when the forward pass ends
+    lasting_bytes: (
+        int  # live from the start of the backward pass on: outputs that are held, gradients of the loss's own
+    )
+    batch_bytes: int  # live all along: of the batch, what the model is not given
+    output_bytes: int  # of the outputs that it was found for
+
+    def scaled(self, output_bytes: int) -> "LossMemory":
+        """About what the same loss takes for outputs of another size."""
+        if output_bytes == self.output_bytes or not self.output_bytes:
+            return self
+        share = output_bytes / self.output_bytes
+        return LossMemory(
+            working_bytes=math.ceil(self.working_bytes * share),
+            lasting_bytes=math.ceil(self.lasting_bytes * share),
+            batch_bytes=math.ceil(self.batch_bytes * share),
+            output_bytes=output_bytes,
+        )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,10 +22,11 @@ from memfit.plan.identity import identity_program
 from memfit.plan.plan import Plan, fates_of
 from memfit.plan.problem import Problem
 from memfit.plan.select import selected_values
-from memfit.plan.solve import Planner, Solution
+from memfit.plan.solve import OPTIMIZER_STEP, OUTSIDE_LOSS, Planner, Solution
 from memfit.prepare import Prepared, held_gradient_bytes, with_compiled_costs, with_step_times
 from memfit.process_budget import ProcessLimit, peak_of_process, process_limit
-from memfit.recipe import LOWERING, Recipe, budget_bytes
+from memfit.recipe import LOWERING, OutsideLoss, Recipe, budget_bytes
+from memfit.shortage import Shortage, always_live, gradients_of
 from memfit.units import format_bytes
 
 _MOST_CORRECTIONS = 3  # of what fused kernels take that are compiled for the plan
@@ -51,6 +52,7 @@ def make_planner(model: nn.Module, prepared: Prepared, recipe: Recipe) -> Planne
         prepared.graph,
         prepared.costs,
         optimizer=prepared.optimizer,
+        loss=prepared.loss,
         granularity_bytes=prepared.granularity_bytes,
         runs_again="recompute" in recipe.allow,
     )
@@ -330,6 +332,7 @@ def recipe_of(plan: Plan) -> Recipe:
         allow=plan.allow,
         outputs=plan.outputs,
         backward_from=plan.backward_from,
+        loss=None if plan.step is None else OutsideLoss.known(plan.step.loss),
     )
 
 
@@ -354,8 +357,10 @@ def frontier_recipes(recipe: Recipe, known: Known, fractions: Sequence[float]) -
 def floor_name(planner: Planner) -> str:
     """The operator whose working set no plan can be below, in words."""
     index = planner.floor_operation()
-    if index < 0:
+    if index == OPTIMIZER_STEP:
         return "the optimizer's step"
+    if index == OUTSIDE_LOSS:
+        return "the loss"
     operation = planner.problem.graph.operation(index)
     return f"{operation.target} in {operation.module}" if operation.module else operation.target
 
@@ -375,16 +380,21 @@ def _infeasible_for_process(error: InfeasibleBudget, limit: ProcessLimit, beside
 def _infeasible(
     planner: Planner, recipe: Recipe, limit: int, smallest: Solution, smallest_bytes: int
 ) -> InfeasibleBudget:
-    share = smallest.expansion.extra_us / planner.problem.own_time_us
-    lowering = ", ".join(repr(each) for each in LOWERING if each not in recipe.allow)
-    advice = f"give a bigger budget, a smaller batch, or allow more ({lowering})"
-    if planner.floor_operation() < 0:  # a smaller batch does not help
-        advice = "give a bigger budget, or an optimizer that keeps less"
-    return InfeasibleBudget(
-        f"no plan of {format_bytes(limit)} was found: the smallest that was needs {format_bytes(smallest_bytes)} "
-        f"({share:+.0%} time), and {floor_name(planner)} alone needs {format_bytes(planner.floor_bytes())}; "
-        f"{advice}",
+    problem = planner.problem
+    always = always_live(problem.graph, problem.optimizer, problem.loss)
+    gradients = gradients_of(problem.graph)
+    floor_bytes = planner.floor_bytes()
+    comes_last = planner.floor_operation() == OPTIMIZER_STEP
+    before_bytes = sum(always.values()) + (sum(gradients.values()) if comes_last else 0)
+    return Shortage(
+        limit_bytes=limit,
         smallest_bytes=smallest_bytes,
-        floor_bytes=planner.floor_bytes(),
+        slowdown=smallest.expansion.extra_us / problem.own_time_us,
+        always=always,
+        at_end=gradients,
+        floor_bytes=floor_bytes,
         operation=floor_name(planner),
-    )
+        on_top_bytes=max(0, floor_bytes - before_bytes),
+        comes_last=comes_last,
+        not_allowed=[each for each in LOWERING if each not in recipe.allow],
+    ).error()

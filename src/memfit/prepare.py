@@ -20,7 +20,7 @@ from memfit.describe import device_of, granularity_bytes, is_fake, is_for_cuda
 from memfit.execute.partition import unplanned_program
 from memfit.execute.timed_step import Limit
 from memfit.execute.timing import SeenTimes, own_times, own_times_of, step_times, with_estimates
-from memfit.ir import Compute, Graph, Operation, OptimizerMemory, Program
+from memfit.ir import Compute, Graph, LossMemory, Operation, OptimizerMemory, Program
 from memfit.measure.allocations import Quiet, operator_costs, with_real_sizes, workspace_bytes
 from memfit.measure.available import available
 from memfit.measure.cost import CostCache, OperatorCost
@@ -32,11 +32,12 @@ from memfit.measure.signature import with_operator
 from memfit.ops.likeness import Likenesses, likenesses
 from memfit.ops.registry import LEAN_OPERATORS, find_function, find_lean_operator, name_of
 from memfit.ops.stretch import STRETCH, Stretch, compile_all
+from memfit.outside_loss import loss_memory
 from memfit.plan.captured import CapturedStep
 from memfit.plan.identity import identity_program
 from memfit.plan.problem import Costs, handed_out_together
 from memfit.plan.simulate import simulate
-from memfit.recipe import Recipe, budget_bytes, without_channels_last
+from memfit.recipe import AVAILABLE, Recipe, budget_bytes, is_fraction, without_channels_last
 from memfit.tensors import storage_bytes
 
 _PLAIN_STEPS_S = 2.0  # for steps as they are before the graph is rewritten
@@ -62,6 +63,7 @@ class Prepared:
     rewrites: tuple[str, ...]
     seconds: float  # that tracing and measuring took
     quiet: Quiet
+    loss: LossMemory | None = None  # None: inside the model, or not counted
     plain: "Traced | None" = None  # the trace of the eager run, if the graph is another one
     is_reference_timed: bool = True  # whether what a plan is compared with was timed, where that is another graph
     like: Likenesses = dataclasses.field(default_factory=dict)
@@ -74,6 +76,7 @@ class Prepared:
             program,
             workspace_bytes=self.costs.workspace_bytes,
             optimizer=self.optimizer,
+            loss=self.loss,
             granularity_bytes=self.granularity_bytes,
         ).peak_bytes
 
@@ -95,6 +98,7 @@ class Prepared:
             costs=self.costs,
             optimizer=self.optimizer,
             granularity_bytes=self.granularity_bytes,
+            loss=self.loss,
         )
 
     @property
@@ -106,7 +110,11 @@ class Prepared:
     def persistent_bytes(self) -> int:
         """Live when the step ends: parameters, buffers, gradients, batch, outputs, optimizer state."""
         ending = {*self.graph.resident, *self.graph.held}
-        return sum(self.graph.storages[each].size_bytes for each in ending) + self.optimizer.state_bytes
+        if self.loss is not None:
+            ending -= {*self.graph.returned_alone}
+        loss_bytes = 0 if self.loss is None else self.loss.batch_bytes + self.loss.lasting_bytes
+        own_bytes = sum(self.graph.storages[each].size_bytes for each in ending)
+        return own_bytes + self.optimizer.state_bytes + loss_bytes
 
 
 def traced_for(
@@ -179,6 +187,7 @@ def prepare(
     if measured:
         _compile_now(joint, like, recipe, timed=timed, likely_in_place=runs_here and may_put_off)
     eager = lower(joint)
+    loss = step_loss_memory(model, joint, sample, eager, memory, recipe)
     device = device_of(model)
     granularity = granularity_bytes(model, recipe.device)
     put_off = frozenset(name_of(stretch) for stretch in like)
@@ -200,6 +209,7 @@ def prepare(
         identity_program(sized_plain),
         workspace_bytes=plain_workspaces,
         optimizer=memory,
+        loss=loss,
         granularity_bytes=granularity,
     )
     graph = handed_out_together(sized)
@@ -219,6 +229,7 @@ def prepare(
         rewrites=_rewrites(plain.graph, graph),
         seconds=joint.seconds + time.monotonic() - start,
         quiet=Quiet.of(eager, costs),
+        loss=loss,
         plain=dataclasses.replace(plain, is_other=unplanned is not None) if is_rewritten else None,
         like=like,
         put_off=put_off,
@@ -541,6 +552,18 @@ def step_optimizer_memory(
         for_cuda=is_for_cuda(model, target),
         without_gradient=[parameter for name, parameter in model.named_parameters() if name not in trained],
     )
+
+
+def step_loss_memory(
+    model: nn.Module, joint: Joint, sample: Sample, graph: Graph, memory: OptimizerMemory, recipe: Recipe
+) -> LossMemory | None:
+    """What a loss takes that is computed outside of the model; None if there is none, or none that is counted."""
+    if recipe.loss is None:
+        return None
+    room_bytes = None
+    if recipe.budget not in (None, "smallest", AVAILABLE) and not is_fraction(recipe.budget):
+        room_bytes = _probing_room(model, graph, memory, recipe, budget_bytes(recipe.budget, 0))
+    return loss_memory(recipe.loss, model, sample, joint, graph, device=recipe.device, room_bytes=room_bytes)
 
 
 def with_beside(memory: OptimizerMemory, recipe: Recipe) -> OptimizerMemory:

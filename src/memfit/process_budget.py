@@ -73,7 +73,14 @@ def peak_of_process(prepared: Prepared, program: Program, *, planned: bool) -> P
         graph, workspaces = prepared.graph, prepared.costs.workspace_bytes
     else:
         graph, workspaces = prepared.eager, list(prepared.eager_workspace_bytes)
-    return process_peak(graph, program, workspace_bytes=workspaces, optimizer=prepared.optimizer, planned=planned)
+    return process_peak(
+        graph,
+        program,
+        workspace_bytes=workspaces,
+        optimizer=prepared.optimizer,
+        loss=prepared.loss,
+        planned=planned,
+    )
 
 
 def plain_budget_bytes(limit: ProcessLimit) -> int:

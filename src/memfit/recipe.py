@@ -2,8 +2,10 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from memfit.errors import InvalidBudget, InvalidInput
+from memfit.ir import LossMemory
 from memfit.measure.devices import Device
 from memfit.measure.optimizer import OptimizerLike
 from memfit.measure.probe import Progress
@@ -35,6 +37,20 @@ LOWERING = tuple(name for name in TECHNIQUES if name not in ("inductor", "channe
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class OutsideLoss:
+    """A loss that the caller computes outside of the model, see Note [Loss outside] in `ir.py`."""
+
+    function: Callable[[Any, Any], Any] | None  # of model and batch; None: what it takes is known
+    batch: Any = None  # what it was given for
+    memory: LossMemory | None = None  # of another batch, if that is all that is known
+
+    @classmethod
+    def known(cls, memory: LossMemory | None) -> "OutsideLoss | None":
+        """A loss of which is known what it took; None if there is none."""
+        return None if memory is None else cls(function=None, memory=memory)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe:
     """Everything that decides a plan but the model and the sample."""
 
@@ -46,6 +62,7 @@ class Recipe:
     backward_from: str = "auto"
     outputs: str = "all"
     device: Device | None = None  # None: where the model is
+    loss: OutsideLoss | None = None  # None: inside the model, or not counted
     beside_bytes: int = 0  # live all along and not the model's: gradients of earlier batches, other models
     time_limit_s: float = 6.0
     remember: bool = False  # take the plan of an earlier run, and keep this one's, see `remembered.py`

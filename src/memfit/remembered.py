@@ -4,8 +4,9 @@ Note [What is the same]
     A plan is found by hashes of all that decides it. Before a model is captured that is the model's parameters, the
     sample, the recipe, the versions of memfit and torch, what was set in torch, the processor and how many threads it
     runs: the folder. Afterwards it is every operation of the captured graph with its arguments, the sizes of all
-    values and what the optimizer needs: the file. So a model whose code was changed does not find the plan it had
-    before. The plans of a folder say in which layout to capture, and for which kernels: as a rule that is done once.
+    values, and what the optimizer and a loss outside need: the file. So a model whose code was changed does not find
+    the plan it had before. The plans of a folder say in which layout to capture, and for which kernels: as a rule that
+    is done once.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from memfit.capture.sample import Sample
 from memfit.describe import describe_sample, device_of, model_digest
 from memfit.errors import InvalidFile, first_line
 from memfit.files import cache_folder, hash_of, own_version
-from memfit.ir import Compute, Graph, OptimizerMemory, Program
+from memfit.ir import Compute, Graph, LossMemory, OptimizerMemory, Program
 from memfit.machine import processor
 from memfit.ops.registry import find_function, in_place_function
 from memfit.ops.stretch import Stretch, compile_all
@@ -47,7 +48,7 @@ def folder_of(recipe: Recipe, model: nn.Module, sample: Sample) -> Path:
     return cache_folder() / "plans" / f"{type(model).__name__}-{hash_of(words)[:24]}"
 
 
-def place_in(folder: Path, graph: Graph, optimizer: OptimizerMemory) -> Path:
+def place_in(folder: Path, graph: Graph, optimizer: OptimizerMemory, loss: LossMemory | None = None) -> Path:
     """The file of a plan for a graph, see Note [What is the same]."""
     operations = (*graph.operations, *graph.alternatives)
     words = [
@@ -55,6 +56,7 @@ def place_in(folder: Path, graph: Graph, optimizer: OptimizerMemory) -> Path:
         [[each.target, each.signature.partition(",")[2]] for each in operations],
         [graph.digest(), [each.size_bytes for each in graph.storages]],
         dataclasses.astuple(optimizer),
+        *([] if loss is None else [dataclasses.astuple(loss)]),
     ]
     return folder / f"{hash_of(words)[:24]}.json"
 

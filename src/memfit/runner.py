@@ -36,12 +36,13 @@ from memfit.prepare import (
     Traced,
     planned_graph,
     prepare,
+    step_loss_memory,
     step_optimizer_memory,
     traced_for,
     with_beside,
     with_compiled_costs,
 )
-from memfit.recipe import Recipe
+from memfit.recipe import OutsideLoss, Recipe
 from memfit.remembered import can_run_as_planned, folder_of, keep_plan, kept_plans, place_in
 from memfit.trial import seconds_by_call
 from memfit.units import format_bytes
@@ -124,7 +125,9 @@ class Runner:
         graph = planned_graph(joint, self.recipe)
         if self.plan is None:
             if self.folder is not None:
-                self.place = place_in(self.folder, graph, self._optimizer_memory(model, before.graph))
+                memory = self._optimizer_memory(model, before.graph)
+                loss = step_loss_memory(model, joint, example, before.graph, memory, self.recipe)
+                self.place = place_in(self.folder, graph, memory, loss)
             prepared = prepare(model, joint, example, self.recipe, before=before, may_put_off=True, unplanned=unplanned)
             return self._searched(model, joint, prepared, example)
         if graph.digest() == self.plan.program.graph_digest:
@@ -158,9 +161,11 @@ class Runner:
     ) -> CompiledCall | None:
         assert self.folder is not None
         with traced_for(model, example, recipe, with_hooks=False) as joint:
-            memory = self._optimizer_memory(model, lower(joint))
+            plain = lower(joint)
+            memory = self._optimizer_memory(model, plain)
+            loss = step_loss_memory(model, joint, example, plain, memory, self.recipe)
             graph = planned_graph(joint, recipe)
-            plan = plans.get(place_in(self.folder, graph, memory))
+            plan = plans.get(place_in(self.folder, graph, memory, loss))
             return None if plan is None else self._taken(plan, model, joint, graph)
 
     def _optimizer_memory(self, model: nn.Module, graph: Graph) -> OptimizerMemory:
@@ -178,8 +183,9 @@ class Runner:
     def _begin(self, plan: Plan) -> None:
         """The plan of the first call; later ones keep to its budget."""
         self.plan = plan
+        loss = None if plan.step is None else OutsideLoss.known(plan.step.loss)  # which holds no batch
         self.recipe = dataclasses.replace(
-            self.recipe, budget=plan.budget_bytes, allow=plan.allow, report=None, progress=None
+            self.recipe, budget=plan.budget_bytes, allow=plan.allow, loss=loss, report=None, progress=None
         )
 
     def _searched(self, model: nn.Module, joint: Joint, prepared: Prepared, example: Sample) -> CompiledCall:

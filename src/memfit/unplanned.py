@@ -27,6 +27,8 @@ from memfit.measure.process import can_be_measured, process_peak
 from memfit.plan.identity import identity_program
 from memfit.plan.simulate import simulate
 from memfit.prepare import may_be_probed, step_optimizer_memory
+from memfit.tensors import storage_bytes
+from memfit.units import format_bytes
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
@@ -115,9 +117,9 @@ def unplanned_step(
         model=type(model).__name__,
         optimizer=None if optimizer is None else optimizer_name(optimizer),
         device=device_of(model) if target is None else target.name,
-        parameters=_parameter_counts(model),
+        parameters=parameter_counts(model),
         workspaces_measured=all(each.signature in costs for each in graph.operations if each.signature),
-        notes=tuple(_notes(graph, costs, target)),
+        notes=(*_optimizer_notes(model, optimizer), *_notes(graph, costs, target)),
     )
 
 
@@ -129,7 +131,8 @@ def _captured_graph(model: nn.Module, sample: Any, loss: Loss | None, backward_f
     return graph if loss is None else without_prefix(graph, "model")
 
 
-def _parameter_counts(model: nn.Module) -> tuple[ParameterCount, ...]:
+def parameter_counts(model: nn.Module) -> tuple[ParameterCount, ...]:
+    """How many parameters of each kind a model has."""
     counts: Counter[tuple[str, bool]] = Counter()
     sizes: Counter[tuple[str, bool]] = Counter()
     for parameter in model.parameters():
@@ -140,6 +143,12 @@ def _parameter_counts(model: nn.Module) -> tuple[ParameterCount, ...]:
         ParameterCount(dtype=dtype, trainable=trainable, count=counts[dtype, trainable], size_bytes=size)
         for (dtype, trainable), size in sizes.most_common()
     )
+
+
+def _optimizer_notes(model: nn.Module, optimizer: OptimizerLike | None) -> Iterator[str]:
+    if optimizer is None:
+        trained_bytes = storage_bytes([each for each in model.parameters() if each.requires_grad])
+        yield f"no optimizer is counted: adamw would keep {format_bytes(2 * trained_bytes)} more"
 
 
 def _notes(graph: Graph, costs: Mapping[str, OperatorCost], target: Device | None) -> Iterator[str]:

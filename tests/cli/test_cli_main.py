@@ -27,7 +27,9 @@ WITH_INPUT = (*NET, "--input", "4x8")
 def test_without_a_device_the_answer_is_printed_and_the_code_is_0(run_memfit):
     outcome = run_memfit(*WITH_INPUT)
     assert outcome.code == 0
-    assert "Net, training step with adamw" in outcome.out
+    assert "Net, forward and backward" in outcome.out
+    assert "no optimizer is counted: adamw would keep" in outcome.out
+    assert "Net, training step with adamw" in run_memfit(*WITH_INPUT, "--optimizer", "adamw").out
     assert "FIT" not in outcome.out
 
 
@@ -86,7 +88,7 @@ def test_optimizers_are_chosen_by_name(run_memfit):
 @pytest.mark.parametrize("shard", ["ddp", "zero1", "fsdp"])
 def test_one_of_several_ranks_is_estimated(run_memfit, shard):
     def peak_bytes(*options):
-        return json.loads(run_memfit(*WITH_INPUT, "--json", *options).out)["peak_bytes"]
+        return json.loads(run_memfit(*WITH_INPUT, "--optimizer", "adamw", "--json", *options).out)["peak_bytes"]
 
     alone, one = peak_bytes(), peak_bytes("--world-size", "1", "--shard", shard)
     assert one == alone

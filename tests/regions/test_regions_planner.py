@@ -102,7 +102,7 @@ def test_a_step_that_fits_is_left_unplanned(planner):
 
 
 def test_a_budget_that_cannot_be_met_names_the_smallest(planner):
-    with pytest.raises(InfeasibleBudget, match="the smallest with 3 regions needs") as caught:
+    with pytest.raises(InfeasibleBudget, match="a step of 3 regions, whose rest is left eager, needs") as caught:
         planned_at(planner, 0.1)
     assert planned_at(planner, caught.value.smallest_bytes).peak_bytes == caught.value.smallest_bytes
     with pytest.raises(InfeasibleBudget):

@@ -58,7 +58,7 @@ def estimate(
     model: options.Model,
     inputs: options.Inputs = None,
     sample: options.SampleName = None,
-    optimizer: options.OptimizerName = "adamw",
+    optimizer: options.OptimizerName = "none",
     device: Annotated[
         str | None,
         typer.Option(metavar="NAME|BYTES", help="What the step has to fit: a device (A100-40GB) or bytes (24GiB)."),

@@ -49,7 +49,7 @@ def frontier(
     fractions: Annotated[
         str, typer.Option(metavar="SHARES", help="Of the activation part, separated by commas.")
     ] = _FRACTIONS,
-    optimizer: options.OptimizerName = "adamw",
+    optimizer: options.OptimizerName = "none",
     allow: options.Allow = None,
     recompute: options.Recompute = None,
     keep: options.Keep = None,

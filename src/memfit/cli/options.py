@@ -71,7 +71,7 @@ OptimizerName = Annotated[
     typer.Option(
         "--optimizer",
         metavar="NAME",
-        help='A name in torch.optim; "none" for forward and backward only.',
+        help='A name in torch.optim, whose state and step are counted; "none": forward and backward only.',
         autocompletion=completing((*known_optimizers(), "none")),
     ),
 ]

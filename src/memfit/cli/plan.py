@@ -46,7 +46,7 @@ def plan(
     inputs: options.Inputs = None,
     sample: options.SampleName = None,
     budget: options.BudgetText = None,
-    optimizer: options.OptimizerName = "adamw",
+    optimizer: options.OptimizerName = "none",
     allow: options.Allow = None,
     recompute: options.Recompute = None,
     keep: options.Keep = None,

@@ -36,7 +36,16 @@ from typing import Any
 import torch
 
 from memfit.files import cache_folder, write_atomically
-from memfit.ir import GENERATOR_STATE_BYTES, Compute, Graph, Instruction, Operation, OptimizerMemory, Program
+from memfit.ir import (
+    GENERATOR_STATE_BYTES,
+    Compute,
+    Graph,
+    Instruction,
+    LossMemory,
+    Operation,
+    OptimizerMemory,
+    Program,
+)
 from memfit.measure.probe import device_name
 from memfit.measure.process_status import HIGH_WATER_RESET
 from memfit.ops.stretch import PREFIX as COMPILED
@@ -88,6 +97,7 @@ def process_peak(
     *,
     workspace_bytes: Sequence[int],
     optimizer: OptimizerMemory | None = None,
+    loss: LossMemory | None = None,
     planned: bool,
     operators: Mapping[str, OperatorMemory] | None = None,
     runtime: RuntimeMemory | None = None,
@@ -104,8 +114,8 @@ def process_peak(
     optimizer = optimizer or OptimizerMemory()
     called = [operators[signature] for signature in signatures_of(graph, program) if signature in operators]
     captured_bytes = (len(graph.operations) + len(graph.alternatives)) * runtime.operation_bytes if planned else 0
-    written = _Walk(graph, operators, workspace_bytes, mapped=False).step(program, optimizer)
-    mapped = _Walk(graph, operators, workspace_bytes, mapped=True).step(program, optimizer)
+    written = _Walk(graph, operators, workspace_bytes, mapped=False).step(program, optimizer, loss)
+    mapped = _Walk(graph, operators, workspace_bytes, mapped=True).step(program, optimizer, loss)
     parts = {
         "tensors": written.tensor_bytes,
         "libraries": written.library_bytes + sum(each.retained_bytes for each in called),
@@ -145,15 +155,20 @@ class _Walk:
         for operation in () if mapped else (*graph.alternatives, *graph.operations):
             self._leave_out_unwritten(operation)
 
-    def step(self, program: Program, optimizer: OptimizerMemory) -> "_Walk":
+    def step(self, program: Program, optimizer: OptimizerMemory, loss: LossMemory | None) -> "_Walk":
         for storage in self._graph.resident:
             self._allocate(storage)
         runs = [each.operation for each in (*program.forward, *program.backward) if isinstance(each, Compute)]
         again = sum(1 for run in set(runs) if self._graph.operation(run).random and runs.count(run) > 1)
         self._small_bytes += again * GENERATOR_STATE_BYTES
-        self._big_bytes += optimizer.state_bytes
+        self._big_bytes += optimizer.state_bytes + (0 if loss is None else loss.batch_bytes)
         self._look(0, 0)
         self._run(program.forward)
+        if loss is not None:
+            self._look(loss.working_bytes, 0)
+            for storage in self._graph.returned_alone:
+                self._free(storage)
+            self._big_bytes += loss.lasting_bytes
         for storage in self._graph.tangents:
             self._allocate(storage)
         self._run(program.backward)

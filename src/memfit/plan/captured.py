@@ -12,7 +12,18 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from memfit.ir import FORMAT_VERSION, GRAPH_FORMAT, Graph, Kind, Operation, OptimizerMemory, Phase, Program, Storage
+from memfit.ir import (
+    FORMAT_VERSION,
+    GRAPH_FORMAT,
+    Graph,
+    Kind,
+    LossMemory,
+    Operation,
+    OptimizerMemory,
+    Phase,
+    Program,
+    Storage,
+)
 from memfit.plan.identity import identity_program
 from memfit.plan.problem import Costs, handed_out_together
 
@@ -32,6 +43,7 @@ class CapturedStep:
     in_place_us: tuple[float, ...]
     optimizer: OptimizerMemory
     granularity_bytes: int
+    loss: LossMemory | None = None  # None: inside the model, or not counted
 
     @classmethod
     def of(
@@ -43,6 +55,7 @@ class CapturedStep:
         costs: Costs,
         optimizer: OptimizerMemory,
         granularity_bytes: int,
+        loss: LossMemory | None = None,
     ) -> Self:
         """Keep what a walk needs of a step; `graph` is what the program of a plan is written for."""
         trimmed = _trimmed(eager)
@@ -56,6 +69,7 @@ class CapturedStep:
             in_place_us=tuple(round(each, 2) for each in costs.in_place_us),
             optimizer=optimizer,
             granularity_bytes=granularity_bytes,
+            loss=loss,
         )
 
     @property
@@ -78,7 +92,7 @@ class CapturedStep:
             "in_place_us": [_finite(each) for each in self.in_place_us],
             "optimizer": dataclasses.asdict(self.optimizer),
             "granularity_bytes": self.granularity_bytes,
-        }
+        } | ({} if self.loss is None else {"loss": dataclasses.asdict(self.loss)})
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any]) -> Self:
@@ -92,6 +106,7 @@ class CapturedStep:
             in_place_us=_times(data["in_place_us"]),
             optimizer=_optimizer(data["optimizer"]),
             granularity_bytes=_bytes([data["granularity_bytes"]])[0],
+            loss=_loss(data["loss"]) if "loss" in data else None,
         )
         step._check_lengths()
         return step
@@ -249,6 +264,10 @@ def _optimizer(data: Mapping[str, Any]) -> OptimizerMemory:
     if any(type(change) is not int for change in changes):
         raise ValueError(f"changes of {changes!r} bytes")
     return OptimizerMemory(**dict(zip(sizes, _bytes(sizes.values()), strict=True)), changes_bytes=changes)
+
+
+def _loss(data: Mapping[str, Any]) -> LossMemory:
+    return LossMemory(**dict(zip(data, _bytes(data.values()), strict=True)))
 
 
 def _times(values: Iterable[Any]) -> tuple[float, ...]:

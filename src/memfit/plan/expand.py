@@ -138,6 +138,10 @@ class Expander:
                 if not lives:  # new values of buffers go when the forward pass ends
                     live_bytes -= problem.size_of(live & ~read_in_backward)
                     live &= read_in_backward
+                    if (
+                        problem.loss_bytes and forward_peaks
+                    ):  # what it takes goes with the last turn of the forward pass
+                        forward_peaks[-1] = max(forward_peaks[-1], problem.loss_bytes + live_bytes)
                 lives.append(live)
             peak, high = 0, -1
             own = ways[0] if in_forward else ways[-1]

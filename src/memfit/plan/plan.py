@@ -9,8 +9,8 @@ Note [Plans in regions]
 
 Note [Versions]
     1: a plan without the step it was made for, 2: the same in regions, 3: with that step, in regions or not, 4: with
-    the peak of the process. A plan is written in the lowest version that holds it, so what came from an old file can be
-    read by the memfit that wrote it.
+    the peak of the process, 5: with what a loss outside of the model takes. A plan is written in the lowest version
+    that holds it, so what came from an old file can be read by the memfit that wrote it.
 """
 
 import dataclasses
@@ -35,6 +35,7 @@ VERSION = 1  # see Note [Versions]
 VERSION_WITH_REGIONS = 2
 VERSION_WITH_STEP = 3
 VERSION_WITH_PROCESS = 4
+VERSION_WITH_LOSS = 5
 
 _MOVING = "offload"  # the technique that sends values out
 _MOST_REASONS = 8  # lines about modules that are left eager
@@ -259,6 +260,8 @@ def _live_at_backward(graph: Graph, program: Program) -> set[int]:
 def _lowest_version(plan: Plan) -> int:
     """See Note [Versions]."""
     plans = (plan, *plan.regions.values())
+    if any(each.step is not None and each.step.loss is not None for each in plans):
+        return VERSION_WITH_LOSS
     if any(each.process_peak_bytes is not None for each in plans):
         return VERSION_WITH_PROCESS
     if any(each.step is not None for each in plans):
@@ -302,10 +305,10 @@ def _fields(text: str) -> dict[str, Any]:
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise InvalidFile(f"not a plan: its format is not {FORMAT!r}")
     version = fields.get("version")
-    if type(version) is not int or not VERSION <= version <= VERSION_WITH_PROCESS:
+    if type(version) is not int or not VERSION <= version <= VERSION_WITH_LOSS:
         raise InvalidFile(
             f"a plan of version {version!r} was found, this memfit reads versions {VERSION} to "
-            f"{VERSION_WITH_PROCESS}; plan again, or install the memfit that wrote it"
+            f"{VERSION_WITH_LOSS}; plan again, or install the memfit that wrote it"
         )
     if fields.pop("checksum", None) != _checksum(fields):
         raise InvalidFile("the plan was changed after it was written: its checksum differs; plan again")
@@ -354,6 +357,8 @@ def _lines(plan: Plan) -> Iterator[str]:
         + ("" if plan.regions else f", at best {plan.lower_bound:+.1%}")
         + ("" if plan.times_measured else " (estimated)")
     )
+    if left_out := not_counted(plan):
+        yield left_out
     yield from region_lines(plan)
     if plan.is_identity:
         yield "the unplanned step fits: nothing is computed again"
@@ -386,6 +391,36 @@ def region_lines(plan: Plan) -> Iterator[str]:
         yield f"left eager: {name or 'the model itself'}, because {reason}"
     if len(plan.left_eager) > _MOST_REASONS:
         yield f"left eager: {len(plan.left_eager) - _MOST_REASONS} more modules"
+
+
+def not_counted(plan: Plan, adamw_bytes: int | None = None) -> str:
+    """What the figures of a plan leave out, in one line; "" if that is nothing.
+
+    `adamw_bytes` is what `optimizer="adamw"` would add; by default it is told by the step, if the plan has one.
+    """
+    missing = []
+    if plan.optimizer is None:
+        if adamw_bytes is None and plan.step is not None:
+            adamw_bytes = _adamw_bytes(plan.step.eager)
+        more = "" if adamw_bytes is None else f' (optimizer="adamw" would add {format_bytes(adamw_bytes)})'
+        missing.append(f"an optimizer{more}")
+    if plan.step is not None and plan.step.loss is None and not _returns_loss(plan.step.eager):
+        missing.append("a loss computed outside of the model (give loss=)")
+    if not missing:
+        return ""
+    counted = "parameters, gradients, batch and activations"
+    counted += "" if plan.optimizer is None else f", {plan.optimizer}"
+    return f"counted are {counted}; not counted: {' and '.join(missing)}"
+
+
+def _adamw_bytes(graph: Graph) -> int:
+    """Two values for each one of the parameters that are trained."""
+    return 2 * sum(graph.storages[parameter].size_bytes for parameter, _ in graph.trained)
+
+
+def _returns_loss(graph: Graph) -> bool:
+    """Whether the backward pass starts from one scalar."""
+    return len(graph.tangents) == 1 and not graph.storages[graph.tangents[0]].shape
 
 
 def _differences(one: Plan, other: Plan) -> Iterator[str]:

@@ -16,7 +16,7 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterator, Sequence
 
-from memfit.ir import ACCUMULATE, GENERATOR_STATE_BYTES, Graph, Operation, OptimizerMemory, Phase
+from memfit.ir import ACCUMULATE, GENERATOR_STATE_BYTES, Graph, LossMemory, Operation, OptimizerMemory, Phase
 
 _SMALL_SHARE = 0.002  # of all activations: what small values may be together
 
@@ -69,6 +69,7 @@ class Problem:
         costs: Costs,
         *,
         optimizer: OptimizerMemory | None = None,
+        loss: LossMemory | None = None,
         granularity_bytes: int = 1,
         runs_again: bool = True,
     ) -> None:
@@ -77,7 +78,12 @@ class Problem:
         self.graph = graph
         self.costs = costs
         self.optimizer = optimizer or OptimizerMemory()
+        self.loss = loss
+        self._batch_bytes = 0 if loss is None else loss.batch_bytes
         self.granularity_bytes = granularity_bytes
+        self._change_at_loss_bytes = 0  # from the end of the forward pass to the start of the backward pass
+        if loss is not None:
+            self._change_at_loss_bytes = loss.lasting_bytes - sum(map(self._rounded, graph.returned_alone))
         self.storages = _decided(graph)  # by number of a value
         self.bit = {storage: 1 << number for number, storage in enumerate(self.storages)}
         self.sizes = [self._rounded(storage) for storage in self.storages]
@@ -90,6 +96,8 @@ class Problem:
         self.rank_of = [self._rank_of(number) for number in range(len(self.storages))]
         ending = {*graph.resident, *graph.held}
         self.end_bytes = sum(map(self._rounded, ending)) + self.optimizer.state_bytes + self.optimizer.workspace_bytes
+        self.end_bytes += self._batch_bytes + self._change_at_loss_bytes
+        self.loss_bytes = self._level_at_loss(loss)  # live while the loss runs, without values; 0: it is not outside
         self.written_back = self._bits(graph.written_back)
         self.gain_in_place_us = sum(
             max(way.time_us - way.least_us for way in turn.ways) for turn in (*self.forward, *self.backward)
@@ -119,6 +127,13 @@ class Problem:
     def not_made_again(self) -> int:
         """Values that must be kept while they are read, because no way makes them again."""
         return sum(1 << n for n, ways in enumerate(self.makers) if not ways and n not in self.packers)
+
+    def _level_at_loss(self, loss: LossMemory | None) -> int:
+        """See Note [Loss outside] in `ir.py`."""
+        if loss is None or not self.backward:
+            return 0
+        handed_in_bytes = sum(map(self._rounded, self.graph.tangents)) + self._change_at_loss_bytes
+        return self.backward[0].before_bytes - handed_in_bytes + loss.working_bytes
 
     def _rounded(self, storage: int) -> int:
         size_bytes = self.graph.storages[storage].size_bytes
@@ -189,7 +204,8 @@ class Problem:
         for number, operation in enumerate(self.graph.alternatives):
             if operation.phase is Phase.BACKWARD:
                 others[operation.outputs].append(len(self.graph.operations) + number)
-        levels = _levels_without(self.graph, self.bit, self.optimizer, self._rounded)
+        beside_bytes = self.optimizer.state_bytes + self._batch_bytes
+        levels = _levels_without(self.graph, self.bit, beside_bytes, self._change_at_loss_bytes, self._rounded)
         turns: dict[Phase, list[Turn]] = {Phase.FORWARD: [], Phase.BACKWARD: []}
         for index, (operation, (before, during)) in enumerate(zip(self.graph.operations, levels, strict=True)):
             alternatives = others.get(operation.outputs, []) if operation.phase is Phase.BACKWARD else []
@@ -320,21 +336,24 @@ def _taken_for_certain(graph: Graph, decided: Container[int]) -> Iterator[tuple[
 
 
 def _levels_without(
-    graph: Graph, decided: Container[int], optimizer: OptimizerMemory, size_of: Callable[[int], int]
+    graph: Graph, decided: Container[int], beside_bytes: int, change_bytes: int, size_of: Callable[[int], int]
 ) -> Iterator[tuple[int, int]]:
-    """By operation: the bytes live before and while it runs, without the values that are decided about."""
+    """By operation: the bytes live before and while it runs, without the values that are decided about.
+
+    `beside_bytes` live all along, `change_bytes` come between the passes.
+    """
     last_read: dict[int, int] = {}
     for place, operation in enumerate(graph.operations):
         for storage in (*operation.outputs, *operation.inputs):
             last_read[storage] = place
     forward_made = {each for op in graph.operations if op.phase is Phase.FORWARD for each in op.outputs}
     lasting = {*graph.resident, *graph.held, *forward_made}  # see Note [Small values]
-    live_bytes = optimizer.state_bytes + sum(size_of(storage) for storage in graph.resident)
+    live_bytes = beside_bytes + sum(size_of(storage) for storage in graph.resident)
     in_forward = True
     for place, operation in enumerate(graph.operations):
         if in_forward and operation.phase is Phase.BACKWARD:
             in_forward = False
-            live_bytes += sum(size_of(storage) for storage in graph.tangents)
+            live_bytes += change_bytes + sum(size_of(storage) for storage in graph.tangents)
         before_bytes = live_bytes
         live_bytes += sum(size_of(each) for each in operation.outputs if each not in decided)
         dying = [

@@ -4,6 +4,8 @@ Note [What a step is]
     `zero_grad(set_to_none=True)`, forward, backward, optimizer step. Before it: parameters,
     buffers, optimizer state (it exists from the second step on) and the batch. The outputs of
     the model are held to the end, as in `out = model(x); out.loss.backward(); optimizer.step()`.
+    Where the loss is known that the caller computes outside of the model, it is one moment between the passes, see
+    Note [Loss outside] in `ir.py`, and outputs live as long as the caller holds them.
     The optimizer's step is one moment, the highest of it. Where the optimizer calls a closure for the forward
     and the backward pass, its state is all that it holds meanwhile.
     While an operation runs, its inputs, its outputs and its workspace are live together.
@@ -13,7 +15,17 @@ import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from memfit.ir import GENERATOR_STATE_BYTES, Compute, Graph, Instruction, Kind, OptimizerMemory, Phase, Program
+from memfit.ir import (
+    GENERATOR_STATE_BYTES,
+    Compute,
+    Graph,
+    Instruction,
+    Kind,
+    LossMemory,
+    OptimizerMemory,
+    Phase,
+    Program,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +33,7 @@ class Moment:
     """One operation of the step and the bytes that are live while it runs."""
 
     label: str  # name of the operation
-    phase: str  # "forward", "backward" or "optimizer"
+    phase: str  # "forward", "loss", "backward" or "optimizer"
     module: str
     by_kind: Mapping[Kind, int]
 
@@ -54,6 +66,7 @@ def simulate(
     *,
     workspace_bytes: Sequence[int] = (),
     optimizer: OptimizerMemory | None = None,
+    loss: LossMemory | None = None,
     granularity_bytes: int = 1,
 ) -> Timeline:
     """Run `program` in the mind. `workspace_bytes` is by operation, then by alternative; none means none.
@@ -62,10 +75,16 @@ def simulate(
     """
     optimizer = optimizer or OptimizerMemory()
     memory = _Memory(graph, optimizer, granularity_bytes)
+    memory.add(Kind.BATCH, 0 if loss is None else loss.batch_bytes)
     resident_bytes = memory.total_bytes()
     memory.keep_generator_states(program)
     workspaces = workspace_bytes or [0] * (len(graph.operations) + len(graph.alternatives))
     moments = _walk(memory, Phase.FORWARD, program.forward, workspaces)
+    if loss is not None:
+        moments.append(memory.moment("loss", "loss", "", loss.working_bytes))
+        for storage in graph.returned_alone:
+            memory.free(storage)
+        memory.add(Kind.OUTPUT, loss.lasting_bytes)
     for storage in graph.tangents:
         memory.allocate(storage)
     moments += _walk(memory, Phase.BACKWARD, program.backward, workspaces)
@@ -76,7 +95,7 @@ def simulate(
     return Timeline(
         moments=tuple(moments),
         peak_position=position,
-        peak_storages=_live_at(graph, program, position),
+        peak_storages=_live_at(graph, program, position, has_loss=loss is not None),
         resident_bytes=resident_bytes,
     )
 
@@ -97,6 +116,10 @@ class _Memory:
         runs = Counter(each.operation for each in (*program.forward, *program.backward) if isinstance(each, Compute))
         again = sum(1 for run, count in runs.items() if count > 1 and self.graph.operation(run).random)
         self._by_kind[Kind.ACTIVATION] += again * GENERATOR_STATE_BYTES
+
+    def add(self, kind: Kind, size_bytes: int) -> None:
+        """Count what is no storage of the graph."""
+        self._by_kind[kind] += size_bytes
 
     def allocate(self, storage: int) -> None:
         self._by_kind[self.graph.storages[storage].kind] += self._rounded(storage)
@@ -135,11 +158,16 @@ def _walk(
     return moments
 
 
-def _live_at(graph: Graph, program: Program, position: int) -> tuple[int, ...]:
+def _live_at(graph: Graph, program: Program, position: int, *, has_loss: bool) -> tuple[int, ...]:
     """The storages that are live at the moment at `position`, biggest first."""
     live = Counter(graph.resident)
     computed = 0
     for phase, instructions in ((Phase.FORWARD, program.forward), (Phase.BACKWARD, program.backward)):
+        if phase is Phase.BACKWARD and has_loss:
+            if computed == position:
+                return _biggest_first(graph, live)
+            computed += 1
+            live.subtract(graph.returned_alone)
         if phase is Phase.BACKWARD:
             live.update(graph.tangents)
         for instruction in instructions:

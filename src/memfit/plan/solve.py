@@ -51,6 +51,7 @@ _IMPROVING_SHARE = 0.6  # of a phase: for plans near the best one
 _POINT_SHARE = 0.15  # of the time: to be spent on each percent that a plan may be slower than the best
 _WORTH_ANOTHER_PHASE = 0.001  # of the step's time: what a phase must have gained
 _CLOSE_TO_SMALLEST = 0.015  # of the room above the floor: then no smaller budget is tried
+OPTIMIZER_STEP, OUTSIDE_LOSS = -1, -2  # what sets a floor and is no operation
 _INTERRUPTED = "interrupted: the best plan so far"
 _HORIZON_SHARE = 0.1  # of the forward pass: how far back a stage may start making values again
 _LEAST_HORIZON = 20  # operations: of short forward passes
@@ -96,12 +97,13 @@ class Planner:
         return max((size_bytes for size_bytes, _ in self._working_sets()), default=0)
 
     def floor_operation(self) -> int:
-        """The operation that sets the floor; -1: the optimizer's step."""
-        return max(self._working_sets(), default=(0, -1))[1]
+        """The operation that sets the floor, or one of `OPTIMIZER_STEP` and `OUTSIDE_LOSS`."""
+        return max(self._working_sets(), default=(0, OPTIMIZER_STEP))[1]
 
     def _working_sets(self) -> Iterator[tuple[int, int]]:
         size_of = self.problem.size_of
-        yield self.problem.end_bytes, -1
+        yield self.problem.end_bytes, OPTIMIZER_STEP
+        yield self.problem.loss_bytes, OUTSIDE_LOSS
         for turn in (*self.problem.forward, *self.problem.backward):
             least = []
             for way in turn.ways:

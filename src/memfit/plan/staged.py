@@ -250,7 +250,8 @@ class StagedProgram:
         room = self._budget_bytes - self._margins.get(place, 0)
         sizes = self._problem.sizes
         start = {variable: sizes[number] / _UNIT for number, variable in self._live[stage].items()}
-        self.program.at_most(start, (room - turn.before_bytes) / _UNIT)
+        before_bytes = turn.before_bytes if place else max(turn.before_bytes, self._problem.loss_bytes)
+        self.program.at_most(start, (room - before_bytes) / _UNIT)
         workspace_bytes = min(way.workspace_bytes for way in turn.ways)
         needed = self._needed_by_all(turn)
         read_later = self._read_by_others(stage)

@@ -121,6 +121,7 @@ def region_recipe(recipe: Recipe) -> Recipe:
     return dataclasses.replace(
         without_channels_last(recipe),
         optimizer=None,
+        loss=None,
         beside_bytes=0,
         backward_from="all",
         outputs="all",

@@ -21,6 +21,7 @@ from memfit.describe import describe_sample, device_of, is_fake, is_for_cuda, mo
 from memfit.errors import CaptureError, InfeasibleBudget
 from memfit.ir import Phase, Program
 from memfit.measure.optimizer import optimizer_name
+from memfit.measure.peak import held_bytes
 from memfit.pipeline import make_planner, write_plan
 from memfit.plan.expand import program_of
 from memfit.plan.plan import Fate, Plan
@@ -31,7 +32,7 @@ from memfit.prepare import Prepared
 from memfit.recipe import LOWERING, Recipe, budget_bytes
 from memfit.regions.find import Kind, Region, Regions, find_regions, region_recipe, regions_digest
 from memfit.regions.whole import EagerStep, eager_footprint, eager_step, limit_of, region_footprint, stretches_of
-from memfit.units import format_bytes
+from memfit.shortage import Shortage
 
 _LEAST_SHARE = 0.002  # of the activations of the step: what a region keeps at least
 _PEAK_SHARES = (1.0, 0.5, 0.25)  # of what a region's passes take above the smallest program that was found
@@ -118,14 +119,23 @@ class RegionPlanner:
 
     def _infeasible(self, limit: int, lowest: Choice, recipe: Recipe) -> InfeasibleBudget:
         lowest_bytes = self._peak_bytes(lowest)
-        lowering = ", ".join(repr(each) for each in LOWERING if each not in recipe.allow)
-        return InfeasibleBudget(
-            f"no plan of {format_bytes(limit)} was found: the smallest with {len(self._regions)} regions needs "
-            f"{format_bytes(lowest_bytes)} ({self._extra_us(lowest) / self._step_us:+.0%} time), and what is "
-            f"left eager cannot be planned; give a bigger budget, a smaller batch, or allow more ({lowering})",
+        eager, model_bytes = self._eager, held_bytes([self._model])
+        always = {
+            "parameters and buffers": model_bytes,
+            "optimizer state": eager.optimizer.state_bytes,
+            "batch": max(0, eager.resident_bytes - model_bytes),
+        }
+        return Shortage(
+            limit_bytes=limit,
             smallest_bytes=lowest_bytes,
-            floor_bytes=self.persistent_bytes,
-        )
+            slowdown=self._extra_us(lowest) / self._step_us,
+            always=always,
+            at_end={"gradients": max(0, eager.persistent_bytes - sum(always.values()))},
+            floor_bytes=eager.persistent_bytes,
+            operation=f"a step of {len(self._regions)} regions, whose rest is left eager,",
+            on_top_bytes=max(0, lowest_bytes - sum(always.values())),
+            not_allowed=[each for each in LOWERING if each not in recipe.allow],
+        ).error()
 
     def _written(self, choice: Choice, limit: int, lowest_bytes: int, recipe: Recipe, seconds: float) -> Plan:
         plans = {

@@ -21,6 +21,7 @@ from torch import nn
 from memfit.capture.rehearse import drop_gradients, nothing_remains, step
 from memfit.capture.sample import Sample
 from memfit.capture.spilled import SpillFile, lasting_tensors, spilled_activations
+from memfit.capture.with_loss import WithLoss
 from memfit.describe import is_for_cuda
 from memfit.execute.attach import attach, remove
 from memfit.ir import OptimizerMemory, Phase
@@ -52,23 +53,25 @@ class EagerStep:
 
 
 def eager_step(model: nn.Module, sample: Sample, recipe: Recipe) -> EagerStep:
-    """Measure an eager step that keeps its saved tensors in a file; the model stays as it is.
+    """Measure an eager step, and time it where it fits the budget and what is free, see Note [Inside the budget]."""
+    eager = measured_step(model, sample, recipe)
+    return eager if limit_of(eager, recipe) is not None else _timed(eager, model, sample, recipe)
 
-    The step is timed only where it fits the budget and the memory that is free, see Note [Inside the budget].
-    """
+
+def measured_step(model: nn.Module, sample: Sample, recipe: Recipe) -> EagerStep:
+    """Measure an eager step that keeps its saved tensors in a file; the model stays as it is."""
     with spilling(model, sample), torch.enable_grad():
-        measured = measure_stretches(_run(model, sample, recipe), resident=[model, sample.args, dict(sample.kwargs)])
+        measured = measure_stretches(_run(model, sample, recipe), resident=_resident(model, sample, recipe))
         optimizer = with_beside(_optimizer_memory(model, recipe), recipe)
     end_bytes = measured[-1].end_bytes + optimizer.state_bytes
     peak_bytes = max(each.peak_bytes for each in measured) + optimizer.state_bytes
-    eager = EagerStep(
+    return EagerStep(
         peak_bytes=max(peak_bytes, end_bytes + optimizer.workspace_bytes),
         persistent_bytes=end_bytes,
         resident_bytes=measured[0].start_bytes,
         step_us=None,
         optimizer=optimizer,
     )
-    return eager if limit_of(eager, recipe) is not None else _timed(eager, model, sample, recipe)
 
 
 def limit_of(eager: EagerStep, recipe: Recipe) -> int | None:
@@ -108,11 +111,12 @@ def baseline_step(
     with nothing_remains(model, sample), torch.enable_grad(), _attached(model, regions):
         step_us = min(_microseconds(run) for _ in range(_TIMED_STEPS))
         optimizer = _optimizer_memory(model, recipe)
-        runs = [_measured(model, sample, regions, run, optimizer) for _ in range(_MEASURED_STEPS)]
+        resident = _resident(model, sample, recipe)
+        runs = [_measured(resident, regions, run, optimizer) for _ in range(_MEASURED_STEPS)]
         stretches = _lowest(runs)
         end_bytes = stretches[-1].live_bytes - optimizer.workspace_bytes
         drop_gradients(model, sample)
-        resident_bytes = held_bytes([model, sample.args, dict(sample.kwargs)])
+        resident_bytes = held_bytes(resident)
     again_us = sum(region.calls * region.kind.baseline_us for region in regions)
     eager = EagerStep(
         peak_bytes=None,
@@ -141,7 +145,7 @@ def stretches_of(
     around = spilling(model, sample) if spills else nothing_remains(model, sample)
     with around, torch.enable_grad(), _attached(model, regions):
         run()
-        return _measured(model, sample, regions, run, optimizer)
+        return _measured(_resident(model, sample, recipe), regions, run, optimizer)
 
 
 def _lowest(runs: Sequence[list[Stretch]]) -> list[Stretch]:
@@ -164,11 +168,11 @@ def _attached(model: nn.Module, regions: Sequence[Region]) -> Iterator[None]:
 
 
 def _measured(
-    model: nn.Module, sample: Sample, regions: Sequence[Region], run: Callable[[], None], optimizer: OptimizerMemory
+    resident: Sequence[Any], regions: Sequence[Region], run: Callable[[], None], optimizer: OptimizerMemory
 ) -> list[Stretch]:
     for region in regions:
         region.marked.forget()
-    measured = measure_stretches(run, resident=[model, sample.args, dict(sample.kwargs)])
+    measured = measure_stretches(run, resident=resident)
     baselines = [region_footprint(region, region.marked.surroundings()) for region in regions]
     return _stretches(measured, baselines, optimizer)
 
@@ -203,10 +207,21 @@ def eager_footprint(region: Region, around: Surroundings) -> Footprint:
 
 
 def _run(model: nn.Module, sample: Sample, recipe: Recipe) -> Callable[[], None]:
+    """A step, with the loss that the caller computes outside of the model if it is known."""
+    subject, given = model, sample
+    if recipe.loss is not None and recipe.loss.function is not None:
+        subject, given = WithLoss(model, recipe.loss.function), Sample((recipe.loss.batch,))
+
     def run() -> None:
-        step(model, sample, seed=0, backward_from=recipe.backward_from)
+        step(subject, given, seed=0, backward_from=recipe.backward_from)
 
     return run
+
+
+def _resident(model: nn.Module, sample: Sample, recipe: Recipe) -> list[Any]:
+    """What is in memory before a step."""
+    batch = None if recipe.loss is None else recipe.loss.batch
+    return [model, sample.args, dict(sample.kwargs), batch]
 
 
 def _always(region: Region) -> Callable[..., Any]:

@@ -10,6 +10,7 @@ from memfit.report.blocks import equal_blocks_as_one
 NO_MODULE = "(no submodule: batch, optimizer state, other)"
 _ENOUGH_MODULES = 5  # rows from which on a table by module tells something
 _NAMED_INPUTS = 4  # tensors of the batch that are written out
+_WHOLE_MOMENTS = {"optimizer": "optimizer step", "step": "somewhere in a measured step"}  # by phase
 _LARGEST_SHARE = 0.5  # of the modules' bytes in one row: above, the row wants to be taken apart
 
 
@@ -46,8 +47,8 @@ def printable(text: str) -> str:
 def peak_place(estimate: Estimate) -> str:
     """Where the peak is: pass, module and operation."""
     peak = estimate.timeline.peak
-    if peak.phase == "optimizer":
-        return "optimizer step"
+    if peak.phase in _WHOLE_MOMENTS:
+        return _WHOLE_MOMENTS[peak.phase]
     module = printable(peak.module) or "the model itself"
     return f"{peak.phase} of {module}, operation {printable(peak.label)}"
 

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 
-from memfit.plan.plan import Plan, Treatment, region_lines
+from memfit.plan.plan import Plan, Treatment, not_counted, region_lines
 from memfit.report.blocks import equal_blocks
 from memfit.report.breakdown import printable
 from memfit.units import format_bytes
@@ -66,6 +66,8 @@ def notes(plan: Plan) -> list[str]:
 
 
 def _notes(plan: Plan) -> Iterator[str]:
+    if left_out := not_counted(plan):
+        yield left_out
     if plan.is_identity and plan.budget_bytes is not None:
         yield "the unplanned step fits the budget: nothing is computed again, nothing is replaced"
     if any("interrupted" in line for line in plan.log):

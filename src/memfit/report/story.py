@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from memfit.errors import InvalidFile
-from memfit.ir import GENERATOR_STATE_BYTES, Graph, Kind, OptimizerMemory, Program
+from memfit.ir import GENERATOR_STATE_BYTES, Graph, Kind, Program
 from memfit.plan.captured import CapturedStep
 from memfit.plan.lives import Course, Life, course_of
 from memfit.plan.plan import Plan
@@ -173,10 +173,14 @@ class _Teller:
         numbers = [self._number(graph, storage) for storage in range(len(graph.storages))]
         generator_bytes = GENERATOR_STATE_BYTES * _draws_again(graph, course)
         return Track(
-            moments=tuple(_moments(graph, course, workspace_bytes, self._step.optimizer, self._times)),
+            moments=tuple(_moments(graph, course, workspace_bytes, self._step, self._times)),
             places=(),
             lives=tuple(dataclasses.replace(life, storage=numbers[life.storage]) for life in course.lives),
-            base_bytes={Shade.OPTIMIZER: self._step.optimizer.state_bytes, Shade.ACTIVATION: generator_bytes},
+            base_bytes={
+                Shade.OPTIMIZER: self._step.optimizer.state_bytes,
+                Shade.ACTIVATION: generator_bytes,
+                Shade.BATCH: 0 if self._step.loss is None else self._step.loss.batch_bytes,
+            },
             peak_position=timeline.peak_position,
             peak_bytes=timeline.peak_bytes,
         )
@@ -188,9 +192,10 @@ class _Teller:
                 program,
                 workspace_bytes=workspace_bytes,
                 optimizer=self._step.optimizer,
+                loss=self._step.loss,
                 granularity_bytes=self._step.granularity_bytes,
             )
-            return timeline, course_of(graph, program, self._step.optimizer)
+            return timeline, course_of(graph, program, self._step.optimizer, self._step.loss)
         except IndexError:
             raise InvalidFile(
                 "damaged plan: its program frees or runs what is not there in the step it carries; plan again"
@@ -217,20 +222,24 @@ def _draws_again(graph: Graph, course: Course) -> int:
 
 
 def _moments(
-    graph: Graph, course: Course, workspace_bytes: Sequence[int], optimizer: OptimizerMemory, times: _Times
+    graph: Graph, course: Course, workspace_bytes: Sequence[int], step: CapturedStep, times: _Times
 ) -> Iterator[Moment]:
+    beside_bytes = 0  # of a loss outside, when it has run
     for run in course.runs:
         if run.operation is None:
+            loss = step.loss if run.phase == "loss" else None
+            working_bytes = step.optimizer.workspace_bytes if loss is None else loss.working_bytes
             yield Moment(
-                label="step",
-                target="the optimizer's step",
+                label="step" if loss is None else "loss",
+                target="the optimizer's step" if loss is None else "the loss",
                 module="",
                 phase=run.phase,
                 technique="",
                 is_again=False,
-                workspace_bytes=optimizer.workspace_bytes,
+                workspace_bytes=working_bytes + beside_bytes,
                 time_us=0.0,
             )
+            beside_bytes = beside_bytes if loss is None else loss.lasting_bytes
             continue
         operation = graph.operation(run.operation)
         yield Moment(
@@ -240,7 +249,7 @@ def _moments(
             phase=run.phase,
             technique=printable(operation.technique),
             is_again=run.is_again,
-            workspace_bytes=workspace_bytes[run.operation],
+            workspace_bytes=workspace_bytes[run.operation] + beside_bytes,
             time_us=times.of(operation.name, in_place=run.in_place),
         )
 

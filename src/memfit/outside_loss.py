@@ -1,0 +1,248 @@
+"""What a loss takes that the caller computes outside of the model, see Note [Loss outside] in `ir.py`.
+
+Note [Loss by itself]
+    The loss is run once, with its backward pass, on zeros in the place of the model's outputs. That shows what lives at
+    every moment between the two passes of the model, whatever Python holds, and what is left when the gradients of the
+    outputs have come. Outputs that the model's own backward pass reads are held meanwhile, as a captured call holds
+    them. Where nothing can be run, the step is traced with the loss in it and simulated. That is done first too where
+    the budget leaves little room: a loss that does not fit is not run.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from memfit import _torch
+from memfit._memory_events import set_mark
+from memfit.capture.lower import lower
+from memfit.capture.outputs import differentiated, take_apart
+from memfit.capture.rehearse import nothing_remains
+from memfit.capture.sample import Sample
+from memfit.capture.trace import Joint, traced
+from memfit.capture.with_loss import WithLoss
+from memfit.describe import is_fake, is_for_cuda
+from memfit.errors import CaptureError, InvalidInput
+from memfit.execute.values import Values
+from memfit.ir import Graph, Kind, LossMemory
+from memfit.measure.devices import Device
+from memfit.measure.peak import held_bytes
+from memfit.measure.stretches import measure_stretches
+from memfit.plan.identity import identity_program
+from memfit.plan.simulate import simulate
+from memfit.recipe import OutsideLoss
+from memfit.tensors import storage_bytes
+
+_LOSS, _BACKWARD = "loss", "backward"  # marks: the model has returned, its backward pass begins
+_LIKELY_SHARE = 4  # of the outputs: what a loss takes with them as a rule, and seldom more
+_NOTHING = LossMemory(working_bytes=0, lasting_bytes=0, batch_bytes=0, output_bytes=0)
+
+
+def loss_memory(
+    loss: OutsideLoss,
+    model: nn.Module,
+    sample: Sample,
+    joint: Joint,
+    graph: Graph,
+    *,
+    device: Device | None = None,
+    room_bytes: int | None = None,
+) -> LossMemory:
+    """Tell what a loss takes beside a traced call of the model.
+
+    Args:
+        loss: The loss and its batch, or what is known of it.
+        model: The model.
+        sample: What the loss calls the model with.
+        joint: The trace of that call.
+        graph: The same, lowered.
+        device: Where the step is to run, if that is not here.
+        room_bytes: What a run of the loss may allocate; None: as much as it takes.
+
+    """
+    if loss.function is None:
+        assert loss.memory is not None
+        return loss.memory.scaled(graph.output_bytes)
+    if device is not None or is_fake(model, sample) or is_for_cuda(model, None):
+        return _simulated(loss, model, graph)
+    if room_bytes is not None and _LIKELY_SHARE * graph.output_bytes > room_bytes:
+        with contextlib.suppress(CaptureError):
+            simulated = _simulated(loss, model, graph)
+            if graph.output_bytes + simulated.working_bytes > room_bytes:
+                return simulated
+    return _measured(loss, model, sample, joint, graph)
+
+
+@dataclasses.dataclass
+class _Seen:
+    """What a run of the loss has shown beside its marks."""
+
+    calls: int = 0
+    resident_bytes: int = 0  # of the model and what it is called with
+    output_bytes: int = 0
+    held: list[torch.Tensor] = dataclasses.field(default_factory=list)  # outputs that the model's backward pass reads
+    gradient_bytes: int = 0
+    held_bytes: int = 0
+
+
+def _measured(loss: OutsideLoss, model: nn.Module, sample: Sample, joint: Joint, graph: Graph) -> LossMemory:
+    """See Note [Loss by itself]."""
+    assert loss.function is not None
+    function, seen = loss.function, _Seen()
+    with _torch.no_modes():
+        start = torch.zeros((), requires_grad=True)
+    outputs = _outputs(joint)
+    alone = {*graph.returned_alone}
+    values = Values(joint.graph_module.graph, graph)
+    held = [values.storage(node) not in alone for node in outputs]
+    fakes = [node.meta["val"] for node in outputs]
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        seen.calls += 1
+        seen.resident_bytes = held_bytes([model, args, kwargs])
+        tensors = _StandIn.apply(start, seen, fakes, held, joint.differentiated)
+        set_mark(_LOSS)
+        return joint.template.rebuild(tensors)
+
+    def run() -> None:
+        result = function(model, loss.batch)
+        _scalar_of(result).backward()
+        del result
+
+    with _torch.no_modes(), nothing_remains(model, sample), torch.enable_grad(), _forward_as(model, forward):
+        stretches = {each.label: each for each in measure_stretches(run, resident=[model, loss.batch])}
+    if seen.calls != 1:
+        raise InvalidInput(
+            f"the loss calls the {type(model).__name__} {seen.calls} times; a plan is for one call in a step: put the "
+            "calls into the forward of one module"
+        )
+    if _BACKWARD not in stretches:
+        raise InvalidInput(
+            f"no gradient of the loss arrives at the outputs of the {type(model).__name__}; check for detach() or "
+            "no_grad() in the loss"
+        )
+    between = stretches[_LOSS]
+    before_bytes = between.start_bytes - seen.output_bytes
+    left_bytes = stretches[_BACKWARD].start_bytes - before_bytes - seen.gradient_bytes - seen.held_bytes
+    return LossMemory(
+        working_bytes=between.peak_bytes - between.start_bytes,
+        lasting_bytes=max(0, left_bytes),
+        batch_bytes=max(0, before_bytes - seen.resident_bytes),
+        output_bytes=graph.output_bytes,
+    )
+
+
+class _StandIn(torch.autograd.Function):
+    """Stands in for the model: makes its outputs, of zeros, and takes their gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        start: torch.Tensor,
+        seen: _Seen,
+        fakes: Sequence[torch.Tensor],
+        held: Sequence[bool],
+        starts: Sequence[int],
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        tensors = _zeros_like(fakes)
+        seen.output_bytes = storage_bytes(tensors)
+        seen.held = [tensor.detach() for tensor, is_held in zip(tensors, held, strict=True) if is_held]
+        seen.held_bytes = storage_bytes(seen.held)
+        ctx.mark_non_differentiable(*(each for place, each in enumerate(tensors) if place not in starts))
+        ctx.seen, ctx.strides = seen, [fake.stride() for fake in fakes]
+        return tuple(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        arrived = zip(gradients, ctx.strides, strict=True)
+        # A captured backward pass lays out what it is given as the outputs are, and lets go of what it was given.
+        taken = [_laid_out(each, strides) for each, strides in arrived if each is not None]
+        set_mark(_BACKWARD)
+        ctx.seen.gradient_bytes = storage_bytes([*taken, *gradients])
+        ctx.seen.held.clear()
+        return None, None, None, None, None
+
+
+def _laid_out(tensor: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    if tensor.stride() == strides:
+        return tensor
+    return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _zeros_like(fakes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Tensors of zeros that share their memory as others do."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    tensors = []
+    for fake in fakes:
+        key = fake.untyped_storage()._cdata
+        if key not in storages:
+            count = fake.untyped_storage().nbytes()
+            storages[key] = torch.zeros(count, dtype=torch.uint8).untyped_storage()
+        tensor = torch.empty(0, dtype=fake.dtype)
+        tensors.append(tensor.set_(storages[key], fake.storage_offset(), fake.shape, fake.stride()))
+    return tensors
+
+
+def _outputs(joint: Joint) -> list[Any]:
+    """The nodes that the model's outputs are, in the order of its template."""
+    output = joint.graph_module.graph.output_node()
+    nodes: Any = output.args[0]
+    found = [
+        (description.idx, node)
+        for node, description in zip(nodes, output.meta["desc"], strict=True)
+        if type(description).__name__ == "PlainAOTOutput"
+    ]
+    return [node for _, node in sorted(found, key=lambda each: each[0])]
+
+
+@contextlib.contextmanager
+def _forward_as(model: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """Let a function stand for the forward of a model for a while."""
+    own = vars(model).get("forward")
+    model.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        del model.__dict__["forward"]
+        if own is not None:
+            model.__dict__["forward"] = own
+
+
+def _scalar_of(result: Any) -> torch.Tensor:
+    """The loss among what a loss returned; the rest is held by the caller to the end of the step."""
+    tensors, _ = take_apart(result)
+    places = differentiated(tensors, "auto")
+    if len(places) != 1 or tensors[places[0]].dim():
+        kinds = ", ".join(str(list(each.shape)) for each in tensors) or type(result).__name__
+        raise InvalidInput(
+            f"the loss returned {kinds}; it is to return one scalar that requires a gradient, and beside it what your "
+            "loop holds"
+        )
+    return tensors[places[0]]
+
+
+def _simulated(loss: OutsideLoss, model: nn.Module, graph: Graph) -> LossMemory:
+    """From a trace of the step with the loss in it: how far its operations rise above the end of the forward pass."""
+    assert loss.function is not None
+    with traced(WithLoss(model, loss.function), Sample((loss.batch,))) as joint:
+        whole = lower(joint)
+    own = {each.name for each in whole.operations if each.module.partition(".")[0] == "model"}
+    moments = simulate(whole, identity_program(whole)).moments
+    highest_bytes = max((each.live_bytes for each in moments if each.label not in own), default=0)
+    batch_bytes = _size(whole, whole.resident, Kind.BATCH) - _size(graph, graph.resident, Kind.BATCH)
+    alone = simulate(graph, identity_program(graph), loss=_NOTHING).moments
+    end_bytes = next(each.live_bytes for each in alone if each.phase == "loss")
+    return LossMemory(
+        working_bytes=max(0, highest_bytes - end_bytes - batch_bytes),
+        lasting_bytes=_size(whole, whole.held, Kind.OUTPUT),
+        batch_bytes=max(0, batch_bytes),
+        output_bytes=graph.output_bytes,
+    )
+
+
+def _size(graph: Graph, storages: Sequence[int], kind: Kind) -> int:
+    return sum(graph.storages[each].size_bytes for each in storages if graph.storages[each].kind is kind)
