@@ -235,14 +235,12 @@ PATTERNS = [
         name="LoRA by peft",
         make=by_peft,
         slow=True,
-        fails="a ValueError about a global that code of a library writes, which does not run",
     ),
     Pattern(
         name="LoRA by peft, its scaling changed",
         make=by_peft,
         change=scale_adapter,
         slow=True,
-        fails="a ValueError about a global that code of a library writes, which does not run",
     ),
     Pattern(
         name="a compiled submodule",
@@ -280,7 +278,6 @@ PATTERNS = [
         step=carried_step,
         fit=fit_with_room,
         beside=lambda state: state.hidden,
-        outcome="the forward reads lstm._flat_weight_refs and writes it",
         slow=True,
     ),
     Pattern(

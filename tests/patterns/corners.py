@@ -233,13 +233,11 @@ PATTERNS = [
         make=BySchedule,
         change=lambda state, number: setattr(SCHEDULE, "scale", level(number)),
         end=lambda state: setattr(SCHEDULE, "scale", 1.0),
-        fails="the number is read when a call is captured and not compared later",
     ),
     Pattern(
         name="an attribute of an object in a closure changed",
         make=closed_over_object,
         change=lambda state, number: setattr(state.model.first.settings, "scale", level(number)),
-        fails="it is read when a call is captured and not compared later",
     ),
     Pattern(
         name="a multiprocessing.Value on self changed",

@@ -165,17 +165,14 @@ PATTERNS = [
         make=ByClassDict,
         change=lambda state, number: ByClassDict.factors.update(scale=level(number)),
         end=lambda state: ByClassDict.factors.update(scale=1.0),
-        fails="it is read when a call is captured and not compared later",
     ),
     on_class(
         "a number on the class, read through type(self), changed",
         ByTypeOfSelf,
-        fails="it is read when a call is captured and not compared later",
     ),
     on_class(
         "a number on the class, read by a classmethod, changed",
         ByClassMethod,
-        fails="it is read when a call is captured and not compared later",
     ),
     Pattern(
         name="a dataclass in a dataclass changed",
@@ -206,7 +203,6 @@ PATTERNS = [
         name="a config that answers by __getattr__ changed",
         make=lambda: ByFields(config=Fields(scale=1.0)),
         change=lambda state, number: setattr(state.model.config, "scale", level(number)),
-        fails="what is read through __dict__ is read when a call is captured and not compared later",
     ),
     Pattern(
         name="a cached function (functools.cache) that answers otherwise",
@@ -220,7 +216,6 @@ PATTERNS = [
         make=ByFunctionAttribute,
         change=lambda state, number: setattr(scaled, "factor", level(number)),
         end=lambda state: setattr(scaled, "factor", 1.0),
-        fails="it is read when a call is captured and not compared later",
     ),
     Pattern(
         name="gradients reversed by a number on self, changed",

@@ -269,13 +269,11 @@ PATTERNS = [
         name="torch.func.grad",
         make=Net,
         step=func_grad_step,
-        fails="an error of torch's about autograd.Function",
     ),
     Pattern(
         name="torch.func.vmap: gradients sample by sample",
         make=Net,
         step=vmap_step,
-        fails="an error of torch's about tensors without storage",
     ),
     Pattern(
         name="torch.func.jvp: forward-mode derivatives",

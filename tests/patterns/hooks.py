@@ -234,7 +234,6 @@ PATTERNS = [
     changing_clip(
         "an autograd.Function whose backward reads a global, changed",
         ReversesGradients,
-        fails="the global is read when a call is captured and not compared later",
     ),
     Pattern(
         name="a tensor hook in the forward that records gradients",

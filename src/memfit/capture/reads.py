@@ -213,9 +213,10 @@ class Reads:
             self._note_all(watched.path, watched.before)  # who reads them by name is not seen
         if name in _OWN:
             return
+        path = f"{watched.path}.{name}".lstrip(".")
         if isinstance(value, torch.Generator):
             raise ValueError(
-                f"the forward reads {watched.path}.{name}, a generator of its own, which a captured call does not draw "
+                f"the forward reads {path}, a generator of its own, which a captured call does not draw "
                 "from; draw from torch's own generator"
             )
         home: Mapping[str, Any] = watched.home
@@ -226,7 +227,7 @@ class Reads:
             home = defining.__dict__
         elif watched.before.get(name, _ABSENT) is not value:
             return  # written by this forward
-        self._note(f"{watched.path}.{name}".lstrip("."), home, name, value)
+        self._note(path, home, name, value)
 
     def _note(self, path: str, home: Mapping[str, Any], name: str, value: Any) -> None:
         key = (id(home), name)
