@@ -334,7 +334,6 @@ PATTERNS = [
         name="a number on self read through vars(self), changed",
         make=lambda: ByInstanceDict(scale=1.0),
         change=assign("scale"),
-        fails="it is read when a call is captured and not compared later",
     ),
     Pattern(
         name="an activation function on self replaced",

@@ -316,7 +316,7 @@ PATTERNS = [
         start=hook_all_modules,
         beside=lambda state: state.seen,
         end=lambda state: state.handle.remove(),
-        fails="it runs for the fitted model alone, not for its parts",
+        outcome="all modules have the hook",
     ),
     Pattern(name="an output that is a view of another, changed in place", make=ReturnsViews, step=step_of(change_view)),
     Pattern(name="a detached output changed in place", make=ReturnsViews, step=step_of(read_through_detached)),

@@ -18,7 +18,7 @@ from memfit.capture.record import short_line
 from memfit.errors import CaptureError
 
 _OF_MODULES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-_OF_ALL = tuple(f"_global{name}" for name in _OF_MODULES)
+HOOKS_OF_ALL = tuple(f"_global{name}" for name in _OF_MODULES)
 
 
 def check_no_inner_hooks(model: nn.Module) -> None:
@@ -40,7 +40,7 @@ def check_no_inner_hooks(model: nn.Module) -> None:
 
 
 def _inner_hooks(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    for registry in _OF_ALL:
+    for registry in HOOKS_OF_ALL:
         yield from (("", hook) for hook in _followed(getattr(torch_module, registry)))
     for path, module in model.named_modules():
         for registry in _OF_MODULES if path else ():

@@ -32,8 +32,10 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
 
 from memfit.capture.guards import ANY_TENSOR, Guards, Place, elements_of
+from memfit.capture.hooks import HOOKS_OF_ALL
 from memfit.capture.outputs import OutputTemplate, is_constant, take_apart
 from memfit.capture.record import in_library
 from memfit.tensors import tensors_in
@@ -134,6 +136,9 @@ class Reads:
             for path, container, content in self._containers.values()
             if len(content) <= _MOST_ELEMENTS
         ]
+        for name in HOOKS_OF_ALL:
+            hooks = getattr(torch_module, name)
+            containers.append((name, hooks, elements_of(hooks)))
         return Guards(list(self._places.values()), containers, self._forwards)
 
     def restore(self) -> None:
@@ -210,7 +215,8 @@ class Reads:
         if watched is None or threading.get_ident() != self._thread:
             return
         if name == "__dict__" and not in_library(sys._getframe(2).f_code.co_filename):
-            self._note_all(watched.path, watched.before)  # who reads them by name is not seen
+            for each in watched.before.keys() - _OWN:  # which of them are read is not seen
+                self._note(f"{watched.path}.{each}".lstrip("."), watched.home, each, watched.before[each])
         if name in _OWN:
             return
         path = f"{watched.path}.{name}".lstrip(".")

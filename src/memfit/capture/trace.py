@@ -88,6 +88,10 @@ def traced(
     the trace is only looked at, and may be of a forward that does more than a captured call can do again.
     """
     check_sample(model, sample)
+    if any(isinstance(each, nn.parameter.UninitializedParameter) for each in model.parameters()):
+        raise InvalidModel(
+            f"{type(model).__name__} has parameters without a shape (lazy layers); run it once on a batch before"
+        )
     if outputs not in ("all", "loss"):
         raise InvalidInput(f'outputs is "all" or "loss", {outputs!r} was given')
     with _ONE_AT_A_TIME, contextlib.ExitStack() as stack:
