@@ -48,6 +48,7 @@ _HEAP_TYPE = 1 << 9  # of `__flags__`: a class written in Python
 _FOREIGN = ("torch", "numpy", "builtins", "enum", "typing", "functools", "threading", "logging", "memfit", "_io")
 _MOST_ELEMENTS = 10_000  # of a container that is looked into
 _PYTHON = os.path.dirname(os.__file__) + os.sep
+_ENVIRONMENT = "os.environ"
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 
 IsKnown = Callable[[torch.Tensor], bool]  # whether a tensor depends on nothing but constants
@@ -164,7 +165,8 @@ class Reads:
             for name in watched.before.keys() - watched.home.keys():
                 raise ValueError(f"the forward deletes the attribute {watched.path}.{name}".replace(" .", " "))
         for path, container, content in self._containers.values():
-            found += _appended(path, container, content, tensors)
+            if path != _ENVIRONMENT:  # which libraries write when they are first used
+                found += _appended(path, container, content, tensors)
         for path, generator, state in self._generators:
             if _state(generator) != state:
                 raise ValueError(f"the forward draws from {path}, a generator of Python's or NumPy's; draw with torch")
@@ -339,7 +341,7 @@ class Reads:
     def _note_module(self, code: types.CodeType, name: str, module: types.ModuleType) -> None:
         """Note what code may read of a module."""
         if module is os and {"environ", "getenv"} & {*code.co_names}:
-            self._look_into("os.environ", vars(os.environ)["_data"])
+            self._look_into(_ENVIRONMENT, vars(os.environ)["_data"])
         home = module.__dict__
         for each in set(code.co_names) & home.keys():
             value = home[each]
