@@ -10,15 +10,18 @@ from patterns.table import page
 PAGE = Path(__file__).parents[1] / "docs" / "drop-in.md"
 
 
-def marked(pattern: Pattern) -> object:
-    marks = [pytest.mark.slow] if pattern.slow else []
+_FAST = 3  # one of so many is in the fast tier
+
+
+def marked(number: int, pattern: Pattern) -> object:
+    marks = [pytest.mark.slow] if pattern.slow or number % _FAST else []
     if pattern.fails:
         marks.append(pytest.mark.xfail(strict=True, reason=pattern.fails))
     return pytest.param(pattern, id=pattern.name, marks=marks)
 
 
 @pytest.mark.filterwarnings("default")  # what the tools of others warn about is not the matter here
-@pytest.mark.parametrize("pattern", [marked(pattern) for pattern in PATTERNS])
+@pytest.mark.parametrize("pattern", [marked(number, pattern) for number, pattern in enumerate(PATTERNS)])
 def test_a_pattern_is_equal_or_refused_in_a_sentence(pattern: Pattern, one_thread: None) -> None:
     outcome = outcome_of(pattern)
     assert is_sound(outcome), outcome
