@@ -1,4 +1,4 @@
-"""Whether a step stays inside a limit that the system enforces, and how near predictions of the process are.
+"""Train under limits that the system enforces, and compare predictions of the process with what it took.
 
     python -m benchmarks.hard_limits             # the nine models
     python -m benchmarks.hard_limits lstm gpt    # models whose name contains one of the words
@@ -48,7 +48,7 @@ OPTIMIZER = "sgd"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What is predicted for a case, by allocated bytes and by those of the process."""
+    """Hold the predictions for a case, by allocated bytes and by those of the process."""
 
     planned_bytes: int
     unplanned_bytes: int
@@ -61,7 +61,7 @@ class Prediction:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Training:
-    """What became of a process that trained."""
+    """Hold the outcome of a process that trained."""
 
     rise_bytes: int | None  # its high-water mark beyond its rest; None: it failed
     failure: str = ""

@@ -50,7 +50,7 @@ _MARK = "result "
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """What was seen for one model."""
+    """Hold the figures of one model."""
 
     case: str
     budget_bytes: int

@@ -305,7 +305,7 @@ def _with_known_loss(recipe: Recipe) -> Recipe:
 
 
 def _example(model: nn.Module, sample: Any, loss: Loss | None) -> Sample:
-    """What the model is called with: the sample itself, or what a loss makes of it."""
+    """Return the arguments of the model's call: the sample itself, or those that a loss makes of it."""
     if loss is None:
         return Sample.of(sample)
     with removed(model), torch.enable_grad():

@@ -199,7 +199,7 @@ class OptimizerMemory:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LossMemory:
-    """What a loss takes that the caller computes between the two passes, see Note [Loss outside].
+    """Describe a loss that the caller computes between the two passes, see Note [Loss outside].
 
     Note [Loss outside]
         In `F.cross_entropy(model(x), y).backward()` the loss is no part of the model. It runs when the forward pass has

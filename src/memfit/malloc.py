@@ -1,4 +1,4 @@
-"""What the C library does with memory that is freed: keep it for speed, or return it so that the process stays small.
+"""Tell the C library to keep freed memory, for speed, or to return it, so that the process stays small.
 
 glibc hands every block above 32 MB back to the system when it is freed, and the next one like it comes as new pages,
 which the system fills with zeros one fault at a time. A training step frees and asks for the same sizes over and over.

@@ -1,4 +1,4 @@
-"""What a loss takes that the caller computes outside of the model, see Note [Loss outside] in `ir.py`.
+"""Measure a loss that the caller computes outside of the model, see Note [Loss outside] in `ir.py`.
 
 Note [Loss by itself]
     The loss is run once, with its backward pass, on zeros in the place of the model's outputs. That shows what lives at
@@ -78,7 +78,7 @@ def loss_memory(
 
 @dataclasses.dataclass
 class _Seen:
-    """What a run of the loss has shown beside its marks."""
+    """Hold what a run of the loss has shown beside its marks."""
 
     calls: int = 0
     resident_bytes: int = 0  # of the model and what it is called with

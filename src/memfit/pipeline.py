@@ -35,7 +35,7 @@ _MOST_ROUNDS = 3  # of planning, running the plan with a clock, and planning aga
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Effort:
-    """How hard to look for a plan."""
+    """Limit the search for a plan."""
 
     seconds: float = math.inf  # or the recipe's limit, if that is lower
     enough: float | None = None  # a plan that slows the step down by no more ends the search

@@ -557,7 +557,7 @@ def step_optimizer_memory(
 def step_loss_memory(
     model: nn.Module, joint: Joint, sample: Sample, graph: Graph, memory: OptimizerMemory, recipe: Recipe
 ) -> LossMemory | None:
-    """What a loss takes that is computed outside of the model; None if there is none, or none that is counted."""
+    """Return the memory of a loss outside of the model; None if there is none, or none that is counted."""
     if recipe.loss is None:
         return None
     room_bytes = None

@@ -34,7 +34,7 @@ _TO_SPARE = 0.03  # of what is free: other programs take and give meanwhile
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProcessLimit:
-    """How much a process may take for training, with what it has taken for the model already."""
+    """Limit what a process may take for training, with what it has taken for the model already."""
 
     limit_bytes: int
     counts_mapped: bool  # rather than what is in memory

@@ -48,7 +48,7 @@ class SearchState(Protocol):
 
 
 class ProgressLine:
-    """What a call tells about itself while it runs. This one tells nobody."""
+    """Take what a call tells about itself while it runs, and tell nobody."""
 
     def doing(self, stage: str) -> None:
         """Begin a stage of unknown length."""
@@ -135,7 +135,7 @@ class _Callback(ProgressLine):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class _State:
-    """What the line says at a moment."""
+    """Write the line as it is at a moment."""
 
     stage: str
     detail: str = ""

@@ -1,4 +1,4 @@
-"""Why no plan fits a budget, and what would help."""
+"""Say why no plan fits a budget, and what would help."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ _IN_CHUNKS = ("aten.mm", "aten.addmm", "log_softmax", "nll_loss")  # what "chunk
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shortage:
-    """What a step takes at the least, in parts: what lives whatever is planned, and what comes on top of it."""
+    """Split the least a step takes: into what lives whatever is planned, and what comes on top of it."""
 
     limit_bytes: int
     smallest_bytes: int  # of the plans that were found
@@ -62,7 +62,7 @@ class Shortage:
 
 
 def always_live(graph: Graph, optimizer: OptimizerMemory, loss: LossMemory | None) -> dict[str, int]:
-    """What lives from the start of a step to its end, in bytes by name."""
+    """Count what lives from the start of a step to its end, in bytes by name."""
     sizes = dict.fromkeys((Kind.PARAMETER, Kind.BUFFER, Kind.BATCH), 0)
     for index in graph.resident:
         storage = graph.storages[index]
@@ -77,6 +77,6 @@ def always_live(graph: Graph, optimizer: OptimizerMemory, loss: LossMemory | Non
 
 
 def gradients_of(graph: Graph) -> dict[str, int]:
-    """What parameters get by the end of a step."""
+    """Count the gradients that parameters get by the end of a step."""
     gradients = {gradient for _, gradient in graph.trained}
     return {"gradients": sum(graph.storages[each].size_bytes for each in gradients)}

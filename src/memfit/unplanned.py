@@ -132,7 +132,7 @@ def _captured_graph(model: nn.Module, sample: Any, loss: Loss | None, backward_f
 
 
 def parameter_counts(model: nn.Module) -> tuple[ParameterCount, ...]:
-    """How many parameters of each kind a model has."""
+    """Count the parameters of each kind of a model."""
     counts: Counter[tuple[str, bool]] = Counter()
     sizes: Counter[tuple[str, bool]] = Counter()
     for parameter in model.parameters():

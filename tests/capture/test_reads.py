@@ -1,4 +1,4 @@
-"""What a forward reads and leaves behind, seen from a fitted model in a loop."""
+"""Train fitted models whose forwards read and leave behind what they like."""
 
 import dataclasses
 import random

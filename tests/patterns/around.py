@@ -1,4 +1,4 @@
-"""What others put around models and into them: norms of weights, adapters, compilers, and memfit itself."""
+"""Put around models, and into them, what others do: norms of weights, adapters, compilers, memfit itself."""
 
 import dataclasses
 import types

@@ -1,4 +1,4 @@
-"""What people change between two steps, on the model and around it."""
+"""Change between two steps what people change, on the model and around it."""
 
 import argparse
 import dataclasses

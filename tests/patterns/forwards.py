@@ -1,4 +1,4 @@
-"""What forwards do beside computing: draw, count, keep, append, look at values."""
+"""Do in forwards what they do beside computing: draw, count, keep, append, look at values."""
 
 import math
 import threading

@@ -1,4 +1,4 @@
-"""What people do with gradients, and with values between the forward and the backward pass."""
+"""Use gradients, and values between the forward and the backward pass, as people do."""
 
 from typing import Any
 

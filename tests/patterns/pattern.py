@@ -21,7 +21,7 @@ CRASHED = "CRASHED: "
 
 
 class State(SimpleNamespace):
-    """What a loop holds: `model`, `optimizer`, and what a pattern puts beside them."""
+    """Hold `model`, `optimizer`, and what a pattern puts beside them."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -82,7 +82,7 @@ def fit_with_room(state: State, sample: Any) -> None:
 
 
 def nothing(state: State) -> None:
-    """What a pattern does where it has nothing to do."""
+    """Do nothing, where a pattern has nothing to do."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,7 +145,7 @@ def _compared(pattern: Pattern, state: State) -> dict[str, Any]:
 
 
 def outcome_of(pattern: Pattern) -> str:
-    """What comes of fitting the model and training it so."""
+    """Fit the model, train it so, and say what comes of it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # old ways of torch's are patterns too
         eager = train(pattern, fitted=False)
@@ -208,5 +208,5 @@ _INSIDES = (
 
 
 def is_sound(outcome: str) -> bool:
-    """Whether it is equal, or refused in a sentence that does not speak of torch's insides."""
+    """Return whether it is equal, or refused in a sentence that does not speak of torch's insides."""
     return outcome == EQUAL or (outcome.startswith(REFUSED) and not any(each in outcome for each in _INSIDES))

@@ -107,7 +107,7 @@ class _Writer:
         return node
 
     def _made(self, alternative: Alternative, args: tuple[Any, ...]) -> Any:
-        """What a call makes, without memory."""
+        """Make the results of a call, without memory."""
         values = pytree.tree_map_only(fx.Node, lambda node: node.meta["val"], args)
         mode = _torch.detect_fake_mode(values)
         with torch.no_grad(), mode or contextlib.nullcontext(), first_piece_only():
@@ -117,7 +117,7 @@ class _Writer:
             return pytree.tree_map_only(_Layout, _Layout.empty, layouts)
 
     def _layouts_of(self, alternative: Alternative, values: Any) -> Any:
-        """What a call of another form makes: its function is run once for all calls that look alike."""
+        """Lay out the results of another form: its function is run once for all calls that look alike."""
         key = (alternative.function, repr(pytree.tree_map_only(torch.Tensor, _layout, values)))
         if key not in self._layouts:
             made = alternative.function(*values)
@@ -125,7 +125,7 @@ class _Writer:
         return self._layouts[key]
 
     def _layouts_again(self, alternative: Alternative, values: Any) -> Any:
-        """What a call makes that remakes another's results: the same; that is checked once for an order of dimensions.
+        """Lay out the results of a call that remakes others: the same; that is checked once for an order of dimensions.
 
         Running every function without memory takes a second for models of many shapes.
         """
@@ -156,7 +156,7 @@ class _Layout:
 
 
 def _order(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What of a layout decides in which order an operator lays out its results."""
+    """Return the part of a layout that decides in which order an operator lays out its results."""
     sizes = [min(size, 2) for size in tensor.shape]
     strides = sorted(set(tensor.stride()))
     steps = [strides.index(step) for step in tensor.stride()]

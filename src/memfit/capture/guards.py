@@ -1,4 +1,4 @@
-"""Whether what a trace has read is still what it was.
+"""Compare values that a trace has read with those that are there now.
 
 Note [Quick to see]
     As a rule nothing has changed, and everything read is the same object as before. That is seen first, place by place,
@@ -28,7 +28,7 @@ class Place:
 
 
 class Guards:
-    """What was read while a call was captured, see `capture/reads.py`."""
+    """Compare the values that a capture has read, see `capture/reads.py`."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Guards:
         )
 
     def change(self) -> str:
-        """What is not as it was, in words; empty if all is."""
+        """Name the first value that is not as it was; empty if all are."""
         if not self._are_forwards_own():
             return "the forward of a part was replaced"
         place = self._changed_place()
@@ -98,7 +98,7 @@ class Guards:
 
 
 def elements_of(container: Any) -> tuple[Any, ...]:
-    """What is in a container; of a dictionary the keys, too."""
+    """Return the elements of a container; of a dictionary the keys, too."""
     return (*container.keys(), *container.values()) if isinstance(container, dict) else tuple(container)
 
 

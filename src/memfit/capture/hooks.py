@@ -48,7 +48,7 @@ def _inner_hooks(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _followed(hooks: dict[int, Any]) -> Iterator[Any]:
-    """Those of the user's."""
+    """Yield the hooks of the user's own."""
     for hook in hooks.values():
         while isinstance(hook, functools.partial):
             hook = hook.func

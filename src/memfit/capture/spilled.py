@@ -200,7 +200,7 @@ class _Argument:
 
 
 class _Holders:
-    """Who holds a storage that is in the file, see Note [As if in memory]."""
+    """Follow the holders of a storage that is in the file, see Note [As if in memory]."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._size_bytes = storage.nbytes()

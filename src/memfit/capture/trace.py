@@ -18,10 +18,11 @@ from memfit import _torch
 from memfit._memory_events import MemoryRecorder
 from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.diagnose import explain
+from memfit.capture.effects import Effect
 from memfit.capture.guards import Guards
 from memfit.capture.layout import ChannelsLast, lies_channels_last
 from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
-from memfit.capture.reads import Effect, Reads
+from memfit.capture.reads import Reads
 from memfit.capture.record import ANNOTATION, ModuleStack, Recorder
 from memfit.capture.sample import Sample, check_sample
 from memfit.capture.snapshot import Snapshot
@@ -226,11 +227,11 @@ class _Subject(nn.Module):
         )
 
     def guards(self) -> Guards:
-        """What the forward has read; ValueError if a captured call cannot do what it does."""
+        """Return guards of all the forward has read; ValueError if a captured call cannot do as it does."""
         return self.reads.guards() if self._runs else Guards([], [])
 
     def _left_behind(self, recorder: Recorder) -> tuple[list[Effect], list[torch.Tensor]]:
-        """What the forward has left on the model; ValueError if a captured call cannot do that again."""
+        """Return the things the forward has left on the model; ValueError if a call cannot do that again."""
         if drawn := self._snapshot.drawn():
             raise ValueError(
                 f"the forward draws from {' and '.join(drawn)}, which a captured call would not do again; draw with "

@@ -31,7 +31,7 @@ class _Called(BaseException):
 
 
 def call_of_model(model: nn.Module, loss: Callable[[Any, Any], Any], batch: Any) -> Sample:
-    """What a loss calls the model with; the model is not run."""
+    """Find the arguments that a loss calls the model with; the model is not run."""
 
     def end(_model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         raise _Called(args, kwargs)

@@ -41,7 +41,7 @@ class DemoCase:
 
     @property
     def missing(self) -> str:
-        """Why it cannot run here; empty if it can."""
+        """Say why it cannot run here; empty if it can."""
         is_installed = importlib.util.find_spec(self.package) is not None
         return "" if is_installed else f"{self.package} is not installed (pip install 'memfit[models]')"
 

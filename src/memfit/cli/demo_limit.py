@@ -50,7 +50,7 @@ class LimitCase:
 
     @property
     def missing(self) -> str:
-        """Why it cannot run here; empty if it can."""
+        """Say why it cannot run here; empty if it can."""
         is_there = platform.libc_ver()[0] == "glibc" and can_be_measured("cpu")
         return "" if is_there else "a hard limit of a process needs Linux with glibc"
 

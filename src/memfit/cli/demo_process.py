@@ -51,7 +51,7 @@ class Tagger:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a process is to do."""
+    """Tell a process its task."""
 
     model: Tagger
     steps: int
@@ -69,7 +69,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What became of a process."""
+    """Hold the outcome of a process."""
 
     failure: str = ""  # empty: all steps ran
     losses: tuple[float, ...] = ()

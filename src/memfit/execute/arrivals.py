@@ -103,6 +103,6 @@ def zeros_of(shape: list[int], stride: list[int], dtype: torch.dtype, device: to
 
 
 def _output_of(node: fx.Node) -> int | None:
-    """Which output a placeholder of the backward pass is the gradient of."""
+    """Return the output whose gradient a placeholder of the backward pass is."""
     output = getattr(node.meta.get("desc"), "output", None)
     return getattr(output, "idx", None)

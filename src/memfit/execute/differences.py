@@ -10,7 +10,7 @@ _LAYOUT = ("shape", "strides", "dtype", "device", "requires a gradient")
 
 
 def difference(before: Any, now: Any, names: Sequence[str], modules: Sequence[nn.Module]) -> str:
-    """What differs between two kinds of calls (`execute/attach.py`); `names` are those of their tensors."""
+    """Say what differs between two kinds of calls (`execute/kinds.py`); `names` are those of their tensors."""
     if before[0] != now[0]:
         return "parts of the model were replaced"
     for module, was, mode in zip(modules, before[1], now[1], strict=True):

@@ -63,7 +63,7 @@ _OWN_PAGES_BYTES = 128 * 2**10  # bigger blocks have a mapping of their own, see
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorMemory:
-    """What one call of an operator takes of the process, see Note [Cold and warm] in `process_probe.py`."""
+    """Hold what a call of an operator takes of the process, see Note [Cold and warm] in `process_probe.py`."""
 
     rise_bytes: int  # how far the process rises while it runs
     written_bytes: int  # of its results
@@ -73,7 +73,7 @@ class OperatorMemory:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RuntimeMemory:
-    """What the first steps of any model leave in a process: code pages, threads, objects."""
+    """Hold what the first steps of any model leave in a process: code pages, threads, objects."""
 
     eager_bytes: int
     planned_bytes: int  # the same of a model that runs by a plan
@@ -84,7 +84,7 @@ class RuntimeMemory:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProcessPeak:
-    """What a process needs beyond what it had before the model was built."""
+    """Predict a process beyond what it had before the model was built."""
 
     peak_bytes: int  # in memory
     parts: Mapping[str, int]  # of the peak: "tensors", "libraries", "heap", "runtime"
@@ -299,14 +299,14 @@ def _child_lines(module: str, text: str) -> list[dict[str, Any]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KnownMemory:
-    """What is known of processes on a machine."""
+    """Hold what is known of processes on a machine."""
 
     operators: Mapping[str, OperatorMemory] = dataclasses.field(default_factory=dict)
     runtime: RuntimeMemory | None = None
 
 
 class ProcessCache:
-    """What was measured, in one file per processor, torch version and number of threads.
+    """Keep measurements, in one file per processor, torch version and number of threads.
 
     A file that cannot be read is not an error: it is measured again and replaced.
     """

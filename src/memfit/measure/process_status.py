@@ -1,4 +1,4 @@
-"""What the kernel says of this process: the memory it has, and the most it had."""
+"""Ask the kernel for the memory of this process, and for the most it had."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -394,7 +394,7 @@ def region_lines(plan: Plan) -> Iterator[str]:
 
 
 def not_counted(plan: Plan, adamw_bytes: int | None = None) -> str:
-    """What the figures of a plan leave out, in one line; "" if that is nothing.
+    """Say in one line what the figures of a plan leave out; "" if that is nothing.
 
     `adamw_bytes` is what `optimizer="adamw"` would add; by default it is told by the step, if the plan has one.
     """
@@ -419,7 +419,7 @@ def _adamw_bytes(graph: Graph) -> int:
 
 
 def _returns_loss(graph: Graph) -> bool:
-    """Whether the backward pass starts from one scalar."""
+    """Return whether the backward pass starts from one scalar."""
     return len(graph.tangents) == 1 and not graph.storages[graph.tangents[0]].shape
 
 

@@ -1,4 +1,4 @@
-"""What the eager step takes if tensors saved for the backward pass are in a file.
+"""Simulate the eager step with tensors saved for the backward pass in a file.
 
 Note [Held by calls]
     Autograd holds nothing in memory then, but Python does. The arguments of a module's call live until the call
@@ -26,7 +26,7 @@ _SCALARS_BYTES = 64  # of what is in no graph: the gradient of the loss itself, 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SpilledPeak:
-    """What a step takes whose saved tensors are in a file."""
+    """Hold the peak of a step whose saved tensors are in a file."""
 
     forward_bytes: int  # live at most in the forward pass
     backward_bytes: int

@@ -1,4 +1,4 @@
-"""How what two steps made compares, tensor by tensor and a few kilobytes at a time."""
+"""Compare the results of two steps, tensor by tensor and a few kilobytes at a time."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ StoredResult = Mapping[str, Mapping[str, StoredTensor]]  # by part and name
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """How one part of the planned step compares with the eager one."""
+    """Compare one part of the planned step with the eager one."""
 
     part: str  # "outputs", "gradients", "buffers", "generator"
     compared: int  # tensors

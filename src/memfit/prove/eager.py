@@ -66,7 +66,7 @@ class EagerComparison:
         return self._by_part(f"it takes {needed} even with its saved tensors in a file")
 
     def _least_limit_bytes(self) -> int:
-        """What a step may take: the budget, if that much is free; gradients of an earlier step stay where they are."""
+        """Return the limit of a step: the budget, if that much is free; gradients of an earlier step stay in place."""
         free_bytes = int(_FREE_SHARE * available(device_of(self._model)).free_bytes)
         limits = [self._resident_bytes + free_bytes]
         if self._plan.budget_bytes is not None:

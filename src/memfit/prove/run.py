@@ -1,4 +1,4 @@
-"""Whether a run of the user's own loop trains the same with memfit as without."""
+"""Compare a run of the user's own loop with memfit and without."""
 
 import contextlib
 import dataclasses
@@ -34,7 +34,7 @@ class RunCheck:
 
     @property
     def exact(self) -> bool:
-        """Whether everything is equal bit for bit."""
+        """Return whether everything is equal bit for bit."""
         return all(each.equal == each.compared for each in self.comparisons)
 
     def __str__(self) -> str:

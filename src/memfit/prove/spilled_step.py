@@ -1,4 +1,4 @@
-"""What an eager step takes whose saved tensors are in a file, as far as can be known before it runs.
+"""Bound an eager step whose saved tensors are in a file, as far as can be known before it runs.
 
 Note [Variables of a forward]
     A forward may hold values in variables and lists beyond their last use, which no graph shows. So it is run once on

@@ -96,7 +96,7 @@ def find_regions(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rest:
-    """What is in memory beside a region, and how much there may be together."""
+    """Count the memory beside a region, and how much there may be together."""
 
     limit_bytes: int
     held_bytes: int  # of the whole model and the batch

@@ -219,7 +219,7 @@ def _run(model: nn.Module, sample: Sample, recipe: Recipe) -> Callable[[], None]
 
 
 def _resident(model: nn.Module, sample: Sample, recipe: Recipe) -> list[Any]:
-    """What is in memory before a step."""
+    """Count the memory before a step."""
     batch = None if recipe.loss is None else recipe.loss.batch
     return [model, sample.args, dict(sample.kwargs), batch]
 

@@ -1,0 +1,71 @@
+"""Leave behind after every call what a forward leaves on modules and in lists.
+
+Note [What is left behind]
+    What a forward puts on its modules is compared with what was there before. Tensors and constants that it writes
+    without having read what was there are results of the call like those it returns, and are put there after every
+    call; so is what it appends to a list. A tensor that depends on nothing but constants, and that is put in the place
+    of None, is made by every call and need not be there. A flag that is read and set ("ready") is put there too; the
+    next call has read another value, and is captured anew. All else would carry something from one call to the next
+    that a captured call does not see, so it is refused.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from memfit.capture.guards import elements_of
+from memfit.capture.outputs import OutputTemplate, take_apart
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Effect:
+    """Something a forward leaves behind, with its tensors taken out."""
+
+    home: Any  # the attributes of an object, or a list
+    name: str | None  # None: is appended to the list
+    template: OutputTemplate
+
+    def shifted(self, count: int) -> "Effect":
+        """Return the same with its tensors behind `count` others."""
+        return dataclasses.replace(self, template=self.template.shifted(count))
+
+    def apply(self, tensors: list[torch.Tensor]) -> None:
+        """Leave it behind again."""
+        value = self.template.rebuild(tensors)
+        if self.name is None:
+            self.home.extend(value)
+        else:
+            self.home[self.name] = value
+
+
+def assigned(path: str, home: dict[str, Any], name: str, tensors: list[torch.Tensor]) -> Effect:
+    """Describe an attribute as it is; its tensors are put behind those that are there."""
+    return Effect(home=home, name=name, template=_template(path, home[name], tensors))
+
+
+def appended(path: str, container: Any, before: tuple[Any, ...], tensors: list[torch.Tensor]) -> Iterator[Effect]:
+    """Describe what was appended to a list; refuse other changes of a container."""
+    now = elements_of(container)
+    begins_alike = len(now) >= len(before) and all(one is other for one, other in zip(now, before, strict=False))
+    if begins_alike and len(now) == len(before):
+        return
+    if not begins_alike or not isinstance(container, list):
+        raise ValueError(
+            f"the forward changes what is in {path}, which a captured call would not do again; return it instead"
+        )
+    yield Effect(home=container, name=None, template=_template(path, list(now[len(before) :]), tensors))
+
+
+def _template(path: str, value: Any, tensors: list[torch.Tensor]) -> OutputTemplate:
+    """Take the tensors out of a value and put them behind those that are there."""
+    try:
+        own, template = take_apart(value)
+    except ValueError:
+        raise ValueError(
+            f"the forward leaves a {type(value).__name__} in {path}, which a captured call cannot make again"
+        ) from None
+    template = template.shifted(len(tensors))
+    tensors += own
+    return template

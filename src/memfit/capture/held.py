@@ -1,0 +1,107 @@
+"""Tell kinds of Python values apart that a model may read, and read those that have no dictionary as if they had."""
+
+import os
+import random
+import sys
+import types
+from collections import deque
+from typing import Any
+
+import torch
+from torch import nn
+
+from memfit.capture.outputs import is_constant
+from memfit.capture.record import in_library
+
+CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+MOST_ELEMENTS = 10_000  # of a container that is looked into
+_HEAP_TYPE = 1 << 9  # of `__flags__`: a class written in Python
+_FOREIGN = ("torch", "numpy", "builtins", "enum", "typing", "functools", "threading", "logging", "memfit", "_io")
+_PYTHON = os.path.dirname(os.__file__) + os.sep
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is a constant, or a container of them."""
+    if isinstance(value, CONTAINERS):
+        elements = value.values() if isinstance(value, dict) else value
+        return len(value) <= MOST_ELEMENTS and all(map(is_plain, elements))
+    return is_constant(value) and not isinstance(value, type)
+
+
+def is_object(value: Any) -> bool:
+    """Return whether a value has attributes of its own that a model may read."""
+    cls = type(value)
+    has_attributes = hasattr(value, "__dict__") or hasattr(cls, "__slots__")
+    is_one = is_own_class(cls) and not isinstance(value, nn.Module | torch.Tensor | type | types.ModuleType)
+    return (has_attributes and is_one) or isinstance(value, types.SimpleNamespace)
+
+
+def is_own_class(cls: type) -> bool:
+    """Return whether a class is neither Python's nor torch's."""
+    return bool(cls.__flags__ & _HEAP_TYPE) and cls.__module__.partition(".")[0] not in _FOREIGN
+
+
+def is_foreign(filename: str) -> bool:
+    """Return whether a file is torch's, memfit's or Python's own."""
+    return in_library(filename) or (filename.startswith(_PYTHON) and "site-packages" not in filename)
+
+
+def is_array(value: Any) -> bool:
+    """Return whether a value is an array of NumPy's."""
+    return "numpy" in sys.modules and isinstance(value, sys.modules["numpy"].ndarray)
+
+
+def is_generator(value: Any) -> bool:
+    """Return whether a value is a generator of Python's or NumPy's."""
+    kinds: tuple[Any, ...] = (random.Random,)
+    if "numpy" in sys.modules:
+        kinds += (sys.modules["numpy"].random.Generator, sys.modules["numpy"].random.RandomState)
+    return isinstance(value, kinds)
+
+
+def generator_state(generator: Any) -> str:
+    """Write the state of a generator of Python's or NumPy's."""
+    if isinstance(generator, random.Random):
+        return str(generator.getstate())
+    return str(generator.bit_generator.state if hasattr(generator, "bit_generator") else generator.get_state())
+
+
+def attributes_of(thing: Any) -> Any:
+    """Return the attributes of an object by name."""
+    return thing.__dict__ if hasattr(thing, "__dict__") else Slots(thing)
+
+
+class Slots:
+    """Read the attributes of an object without a dictionary by name."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def keys(self) -> list[str]:
+        """Return the names that have a value."""
+        named = (getattr(each, "__slots__", ()) for each in type(self._thing).__mro__)
+        slots = [name for each in named for name in ((each,) if isinstance(each, str) else each)]
+        return [name for name in slots if hasattr(self._thing, name) and not name.startswith("__")]
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self._thing, name)
+
+
+class Cell:
+    """Read a variable of a closure by any name."""
+
+    def __init__(self, cell: types.CellType) -> None:
+        self._cell = cell
+
+    def __getitem__(self, _name: str) -> Any:
+        return self._cell.cell_contents
+
+
+class Bytes:
+    """Read the content of an array by any name."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __getitem__(self, _name: str) -> Any:
+        return self._array.tobytes()
