@@ -50,6 +50,14 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
     as they did; holds none of them.
 `is_transformed` rests on `torch._C._functorch.maybe_current_level`
     Whether a transform of `torch.func` is running.
+`attention_settings` rests on the getters of `torch._C` behind `torch.nn.attention.sdpa_kernel`
+    Which kernels attention may choose from, and in which order.
+`saved_tensors_hooks` rests on `torch._C._autograd._top_saved_tensors_default_hooks`
+    Whether somebody packs what autograd saves.
+`function_modes` rests on `torch._C._len_torch_function_stack` and `_get_function_stack_at`
+    The modes that see calls of torch's functions, but for the one that holds the default device.
+`explained_backward` rests on `_forward_cls` of the node behind a result, whose `backward` autograd calls
+    Puts a function around the backward pass of one compiled call.
 `graph_module` rests on `_make_graph_module` and `_use_lazy_graph_module`
     A graph module whose code is written when it is first called, which ours are not.
 `StorageWeakRef` is `torch.multiprocessing.reductions`' own
@@ -96,6 +104,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
 
@@ -110,6 +119,7 @@ __all__ = [
     "JointWithDescriptors",
     "StorageWeakRef",
     "annotation",
+    "attention_settings",
     "below_autograd",
     "compile_graph",
     "compile_joint",
@@ -118,9 +128,11 @@ __all__ = [
     "default_store",
     "detect_fake_mode",
     "eager_dispatch",
+    "explained_backward",
     "export_joint",
     "first_operator",
     "fresh_kernel_cache",
+    "function_modes",
     "functions_named",
     "graph_module",
     "is_plain",
@@ -131,6 +143,7 @@ __all__ = [
     "no_modes",
     "plain_function",
     "result_places",
+    "saved_tensors_hooks",
     "split_joint",
     "tracing_flags",
 ]
@@ -145,6 +158,43 @@ keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 def is_transformed() -> bool:
     """Return whether a transform of `torch.func` is running."""
     return _transform_level() is not None
+
+
+_ATTENTION_GETTERS = (
+    torch._C._get_math_sdp_enabled,
+    torch._C._get_flash_sdp_enabled,
+    torch._C._get_mem_efficient_sdp_enabled,
+    torch._C._get_cudnn_sdp_enabled,
+    torch._C._get_overrideable_sdp_enabled,
+)
+
+
+def attention_settings() -> tuple[Any, ...]:
+    """Return which kernels attention may choose from."""
+    return (*[get() for get in _ATTENTION_GETTERS], *torch._C._get_sdp_priority_order())
+
+
+def saved_tensors_hooks() -> bool:
+    """Return whether hooks of others pack what autograd saves."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    return hooks is not None and not str(getattr(hooks[0], "__module__", "")).startswith("memfit.")
+
+
+def function_modes() -> list[Any]:
+    """Return the modes that see calls of torch's functions."""
+    count = torch._C._len_torch_function_stack()
+    modes = [torch._C._get_function_stack_at(place) for place in range(count)]
+    return [mode for mode in modes if not isinstance(mode, DeviceContext)]
+
+
+def explained_backward(result: torch.Tensor, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Let `around` make what runs in the place of a compiled call's backward pass, found by one of its results."""
+    node: Any = result.grad_fn
+    while node is not None and not hasattr(node, "_forward_cls"):  # views of results have nodes of their own
+        node = node.next_functions[0][0] if node.next_functions else None
+    if node is not None and "CompiledFunction" in node._forward_cls.__name__:
+        function = node._forward_cls
+        function.backward = staticmethod(around(function.backward))
 
 
 def export_joint(

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit.capture.sample import Sample
+from memfit.capture.sample import Sample, check_initialized
 from memfit.capture.with_loss import call_of_model
 from memfit.describe import device_of, model_digest
 from memfit.errors import CaptureError, InfeasibleBudget, InvalidFile, InvalidInput, InvalidModel, MemfitError
@@ -306,6 +306,7 @@ def _with_known_loss(recipe: Recipe) -> Recipe:
 
 def _example(model: nn.Module, sample: Any, loss: Loss | None) -> Sample:
     """Return the arguments of the model's call: the sample itself, or those that a loss makes of it."""
+    check_initialized(model)
     if loss is None:
         return Sample.of(sample)
     with removed(model), torch.enable_grad():

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit._memory_events import set_mark
@@ -26,6 +27,7 @@ from memfit.capture.trace import Joint, traced
 from memfit.capture.with_loss import WithLoss
 from memfit.describe import is_fake, is_for_cuda
 from memfit.errors import CaptureError, InvalidInput
+from memfit.execute.kinds import states_of
 from memfit.execute.values import Values
 from memfit.ir import Graph, Kind, LossMemory
 from memfit.measure.devices import Device
@@ -105,7 +107,8 @@ def _measured(loss: OutsideLoss, model: nn.Module, sample: Sample, joint: Joint,
         seen.resident_bytes = held_bytes([model, args, kwargs])
         tensors = _StandIn.apply(start, seen, fakes, held, joint.differentiated)
         set_mark(_LOSS)
-        return joint.template.rebuild(tensors)
+        ordered = {name: kwargs[name] for name in _torch.keywords_of(joint.export)}
+        return joint.template.rebuild(tensors, [*states_of(model), *pytree.tree_leaves((args, ordered))])
 
     def run() -> None:
         result = function(model, loss.batch)

@@ -22,7 +22,7 @@ from memfit.capture.trace import Joint
 from memfit.collecting import collected_later
 from memfit.describe import describe_sample
 from memfit.errors import CaptureError, InvalidFile, first_line
-from memfit.execute.attach import Call, OwnForward
+from memfit.execute.call import Call, OwnForward
 from memfit.execute.compiled import CompiledCall
 from memfit.ir import Graph, OptimizerMemory, Program
 from memfit.layout import with_layout

@@ -20,9 +20,9 @@ from memfit.capture.rehearse import differentiate, nothing_remains
 from memfit.capture.sample import Sample
 from memfit.describe import device_of, is_fake
 from memfit.errors import first_line
-from memfit.execute.attach import states_of
 from memfit.execute.compiled import CompiledCall
 from memfit.execute.handover import is_watched
+from memfit.execute.kinds import states_of
 from memfit.recipe import Recipe
 from memfit.tensors import states_by_name
 

@@ -36,10 +36,10 @@ def assert_computes_what_eager_computes(model: nn.Module, sample: Any) -> None:
         differentiated, template = joint.differentiated, joint.template
     torch.manual_seed(7)
     outputs, gradients, buffers = _run_captured(joint, model, call)
-    rebuilt = template.rebuild(outputs)
+    rebuilt = template.rebuild(outputs, _given(model, call))
     torch.manual_seed(7)
     result = twin(*call.args, **call.kwargs)
-    expected, _ = take_apart(result)
+    expected, _ = take_apart(result, _given(twin, call))
     started = [expected[index] for index in differentiated]
     torch.autograd.backward(started, [torch.ones_like(tensor) for tensor in started])
     assert pytree.tree_structure(rebuilt) == pytree.tree_structure(result)
@@ -48,6 +48,11 @@ def assert_computes_what_eager_computes(model: nn.Module, sample: Any) -> None:
     assert gradients.keys() == trained.keys()
     assert_equal([gradients[name] for name in trained], list(trained.values()))
     assert_equal(list(buffers.values()), [twin.get_buffer(name) for name in buffers])
+
+
+def _given(model: nn.Module, call: Sample) -> list[Any]:
+    states = [*dict(model.named_parameters(remove_duplicate=False)).values(), *model.buffers()]
+    return [*states, *pytree.tree_leaves((call.args, dict(call.kwargs)))]
 
 
 def assert_equal(ones: list[torch.Tensor], others: list[torch.Tensor]) -> None:

@@ -24,6 +24,7 @@ def environments(world_size: int) -> list[dict[str, str]]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
         "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
         "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), str(FOLDER)]),
     }
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world_size)]

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 def run_ranks(folder: Path, cases: tuple[str, ...], ranks: int = 2, seconds: int = 240) -> list[dict[str, Any]]:
     """Run cases on some ranks; what each of them wrote down."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
     job = subprocess.Popen(
         [*command, str(HERE / "one_sharded_rank.py"), str(folder), *cases],
         env=environment,

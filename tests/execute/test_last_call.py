@@ -31,7 +31,7 @@ def test_a_call_like_the_last_is_not_looked_up(monkeypatch):
     batch = torch.randn(4, 3, 8, 8)
     eager = ConvNet()
     captured = warm(eager, batch)
-    monkeypatch.setattr(attach, "_kind_of_call", None)
+    monkeypatch.setattr(attach, "kind_of_call", None)
     other = torch.randn(4, 3, 8, 8)
     assert_same(train_step(eager, other), train_step(captured, other))
     assert captured.forward.runs == 3
@@ -43,7 +43,7 @@ def test_calls_of_two_kinds_in_turns_are_looked_up_and_nothing_is_made_for_the_n
     def refuse(*_):
         raise AssertionError("nobody will need it")
 
-    monkeypatch.setattr(attach._LastCall, "of", refuse)
+    monkeypatch.setattr(attach.LastCall, "of", refuse)
     for rows in (4, 2, 4, 2):
         train_step(captured, torch.randn(rows, 3, 8, 8))
     assert captured.forward.runs == 4
@@ -176,7 +176,7 @@ def test_tied_weights_are_not_looked_up_again_and_untied_ones_are(monkeypatch):
     for _ in range(2):
         captured(batch)
     with monkeypatch.context() as patched:
-        patched.setattr(attach, "_kind_of_call", None)
+        patched.setattr(attach, "kind_of_call", None)
         assert torch.equal(captured(batch), eager(batch))
     for model in (eager, captured):
         torch.manual_seed(1)

@@ -278,12 +278,11 @@ PATTERNS = [
     writes_globals(
         "a tensor appended to a global list by the forward",
         AppendsTensorToGlobal,
-        fails="a captured call does not append",
     ),
     writes_globals(
         "a counter in a threading.local written by the forward",
         KeepsThreadLocal,
-        fails="a captured call does not count",
+        outcome="the forward reads LOCAL.calls and writes it",
     ),
     Pattern(
         name="a branch on values of the batch",

@@ -240,6 +240,6 @@ PATTERNS = [
         make=RecordsInside,
         start=lambda state: state.model.gradients.clear(),
         beside=lambda state: state.model.gradients,
-        fails="a captured call does not run the hook",
+        outcome="a hook or a function of the backward pass changes gradients",
     ),
 ]

@@ -9,7 +9,8 @@ from torch import nn
 
 import memfit
 from memfit.errors import InvalidFile, InvalidInput
-from memfit.execute.attach import OwnForward, is_planned
+from memfit.execute.attach import is_planned
+from memfit.execute.call import OwnForward
 from memfit.execute.compiled import CompiledCall
 
 pytestmark = pytest.mark.usefixtures("one_thread")

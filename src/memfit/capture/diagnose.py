@@ -46,6 +46,17 @@ def _reason(error: Exception) -> tuple[str, str]:
             "a tensor is used that is neither a parameter, a buffer nor an argument",
             "register it with register_buffer, or pass it in",
         )
+    if "flat_args" in str(error):
+        return (
+            "an argument is an object whose tensors cannot be found",
+            "pass tensors, or tuples, lists and dicts of them; a class of your own can be registered with "
+            "torch.utils._pytree.register_pytree_node",
+        )
+    if "dynamo-optimized" in str(error):
+        return (
+            "that part is compiled by torch.compile, whose kernels a trace cannot follow",
+            'fit the model without it, and let memfit compile kernels (kernels="inductor")',
+        )
     if "fake mode" in str(error).lower() and isinstance(error, AssertionError):
         return "tensors of two without_weights() blocks meet", "build the model and the sample in one block"
     if "numpy" in str(error).lower():

@@ -10,7 +10,7 @@ Note [What is left behind]
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,21 +31,21 @@ class Effect:
         """Return the same with its tensors behind `count` others."""
         return dataclasses.replace(self, template=self.template.shifted(count))
 
-    def apply(self, tensors: list[torch.Tensor]) -> None:
+    def apply(self, tensors: list[torch.Tensor], given: Sequence[Any]) -> None:
         """Leave it behind again."""
-        value = self.template.rebuild(tensors)
+        value = self.template.rebuild(tensors, given)
         if self.name is None:
             self.home.extend(value)
         else:
             self.home[self.name] = value
 
 
-def assigned(path: str, home: dict[str, Any], name: str, tensors: list[torch.Tensor]) -> Effect:
+def assigned(path: str, home: dict[str, Any], name: str, found: "Found") -> Effect:
     """Describe an attribute as it is; its tensors are put behind those that are there."""
-    return Effect(home=home, name=name, template=_template(path, home[name], tensors))
+    return Effect(home=home, name=name, template=found.template(path, home[name]))
 
 
-def appended(path: str, container: Any, before: tuple[Any, ...], tensors: list[torch.Tensor]) -> Iterator[Effect]:
+def appended(path: str, container: Any, before: tuple[Any, ...], found: "Found") -> Iterator[Effect]:
     """Describe what was appended to a list; refuse other changes of a container."""
     now = elements_of(container)
     begins_alike = len(now) >= len(before) and all(one is other for one, other in zip(now, before, strict=False))
@@ -55,17 +55,24 @@ def appended(path: str, container: Any, before: tuple[Any, ...], tensors: list[t
         raise ValueError(
             f"the forward changes what is in {path}, which a captured call would not do again; return it instead"
         )
-    yield Effect(home=container, name=None, template=_template(path, list(now[len(before) :]), tensors))
+    yield Effect(home=container, name=None, template=found.template(path, list(now[len(before) :])))
 
 
-def _template(path: str, value: Any, tensors: list[torch.Tensor]) -> OutputTemplate:
-    """Take the tensors out of a value and put them behind those that are there."""
-    try:
-        own, template = take_apart(value)
-    except ValueError:
-        raise ValueError(
-            f"the forward leaves a {type(value).__name__} in {path}, which a captured call cannot make again"
-        ) from None
-    template = template.shifted(len(tensors))
-    tensors += own
-    return template
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The tensors that a forward leaves behind; those it was given are not among them."""
+
+    given: Sequence[Any]
+    tensors: list[torch.Tensor] = dataclasses.field(default_factory=list)
+
+    def template(self, path: str, value: Any) -> OutputTemplate:
+        """Take the tensors out of a value and put them behind those that are there."""
+        try:
+            own, template = take_apart(value, self.given)
+        except ValueError:
+            raise ValueError(
+                f"the forward leaves a {type(value).__name__} in {path}, which a captured call cannot make again"
+            ) from None
+        template = template.shifted(len(self.tensors))
+        self.tensors.extend(own)
+        return template

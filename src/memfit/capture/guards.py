@@ -26,6 +26,11 @@ class Place:
     name: str
     value: Any
 
+    def is_other(self) -> bool:
+        """Return whether another value is there now."""
+        now = self.home.get(self.name, ANY_TENSOR)
+        return now is not self.value and not _are_equal(now, self.value)
+
 
 class Guards:
     """Compare the values that a capture has read, see `capture/reads.py`."""

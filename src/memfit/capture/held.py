@@ -3,6 +3,7 @@
 import os
 import random
 import sys
+import threading
 import types
 from collections import deque
 from typing import Any
@@ -28,12 +29,17 @@ def is_plain(value: Any) -> bool:
     return is_constant(value) and not isinstance(value, type)
 
 
+def is_collected(value: Any) -> bool:
+    """Return whether a value is a list of tensors and constants, as forwards append to."""
+    return isinstance(value, list) and all(isinstance(each, torch.Tensor) or is_constant(each) for each in value)
+
+
 def is_object(value: Any) -> bool:
     """Return whether a value has attributes of its own that a model may read."""
     cls = type(value)
     has_attributes = hasattr(value, "__dict__") or hasattr(cls, "__slots__")
     is_one = is_own_class(cls) and not isinstance(value, nn.Module | torch.Tensor | type | types.ModuleType)
-    return (has_attributes and is_one) or isinstance(value, types.SimpleNamespace)
+    return (has_attributes and is_one) or isinstance(value, types.SimpleNamespace | threading.local)
 
 
 def is_own_class(cls: type) -> bool:
@@ -49,6 +55,12 @@ def is_foreign(filename: str) -> bool:
 def is_array(value: Any) -> bool:
     """Return whether a value is an array of NumPy's."""
     return "numpy" in sys.modules and isinstance(value, sys.modules["numpy"].ndarray)
+
+
+def is_shared(value: Any) -> bool:
+    """Return whether a value is one of multiprocessing's that processes share."""
+    shared = sys.modules.get("multiprocessing.sharedctypes")
+    return shared is not None and isinstance(value, shared.SynchronizedBase)
 
 
 def is_generator(value: Any) -> bool:
@@ -98,10 +110,10 @@ class Cell:
 
 
 class Bytes:
-    """Read the content of an array by any name."""
+    """Read the content of an array, or of a value that processes share, by any name."""
 
     def __init__(self, array: Any) -> None:
         self._array = array
 
     def __getitem__(self, _name: str) -> Any:
-        return self._array.tobytes()
+        return self._array.tobytes() if hasattr(self._array, "tobytes") else bytes(self._array.get_obj())

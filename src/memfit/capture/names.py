@@ -3,15 +3,31 @@
 import contextlib
 import dis
 import gc
+import inspect
 import os
 import types
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from memfit.capture.held import Cell, generator_state, is_foreign, is_generator, is_object, is_own_class, is_plain
+from memfit.capture.held import (
+    Cell,
+    generator_state,
+    is_collected,
+    is_foreign,
+    is_generator,
+    is_object,
+    is_own_class,
+    is_plain,
+)
 from memfit.capture.notes import Notes
 
 ENVIRONMENT = "os.environ"
+_CLOCKS = {
+    "time": {"time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time"},
+    "uuid": {"uuid1", "uuid4"},
+    "secrets": {"token_bytes", "token_hex", "randbelow"},
+    "posix": {"urandom"},
+}
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 
 Code = tuple[types.CodeType, dict[str, Any]]  # with its globals
@@ -45,10 +61,11 @@ class Names:
     def _note_global(self, code: types.CodeType, around: dict[str, Any], name: str) -> list[Code]:
         """Note a global, and what the code may read of it; return the code to be looked at in its turn."""
         value = around[name]
-        if isinstance(value, types.FunctionType):
+        function = inspect.unwrap(value) if callable(value) else value  # what is behind a cache
+        if isinstance(function, types.FunctionType):
             self._notes.note(name, around, name, value)
-            self._notes.note_all(name, value.__dict__)
-            return [(value.__code__, value.__globals__)]
+            self._notes.note_all(name, function.__dict__)
+            return [(function.__code__, function.__globals__)]
         if isinstance(value, type):
             return self._methods_of(value) if is_own_class(value) else []
         if is_generator(value):
@@ -60,21 +77,25 @@ class Names:
         return []
 
     def _note_value(self, path: str, home: Any, name: str, value: Any) -> None:
-        if is_plain(value):
+        if is_plain(value) or is_collected(value):
             self._notes.note(path, home, name, value)
         elif is_object(value):
             self._notes.note_object(path, value)
 
-    def _note_module(self, code: types.CodeType, name: str, module: types.ModuleType) -> None:
-        """Note what code may read of a module."""
+    def _note_module(self, code: types.CodeType, name: str, module: types.ModuleType, depth: int = 2) -> None:
+        """Note what code may read of a module, and of modules in it (`nn.functional.gelu`)."""
         if module is os and {"environ", "getenv"} & {*code.co_names}:
             self._notes.look_into(ENVIRONMENT, vars(os.environ)["_data"])
         home = module.__dict__
         for each in set(code.co_names) & home.keys():
-            if callable(home[each]):
-                self._notes.note(f"{name}.{each}", home, each, home[each])
+            path, value = f"{name}.{each}", home[each]
+            if callable(value):
+                self._notes.note(path, home, each, value)
+            elif isinstance(value, types.ModuleType):
+                if depth > 1:
+                    self._note_module(code, path, value, depth - 1)
             else:
-                self._note_value(f"{name}.{each}", home, each, home[each])
+                self._note_value(path, home, each, value)
 
     def _note_closures(self, code: types.CodeType) -> None:
         for function in gc.get_referrers(code):
@@ -96,6 +117,19 @@ class Names:
             elif is_plain(value) and not name.startswith("__"):
                 self._notes.note(f"{cls.__name__}.{name}", home, name, value)
         return methods
+
+
+def check_same_in_every_call(code: types.CodeType, around: Mapping[str, Any]) -> None:
+    """Refuse code that names iterators, or functions that answer otherwise whenever they are called."""
+    named = {name: around[name] for name in code.co_names if name in around}
+    modules = [(name, value) for name, value in named.items() if isinstance(value, types.ModuleType)]
+    for path, module in modules:
+        named |= {f"{path}.{each}": vars(module)[each] for each in code.co_names if each in vars(module)}
+    for path, value in named.items():
+        if hasattr(type(value), "__next__"):
+            raise ValueError(f"the forward reads {path}, an iterator, which a captured call would not move on")
+        if getattr(value, "__name__", "") in _CLOCKS.get(getattr(value, "__module__", None) or "", ()):
+            raise ValueError(f"the forward calls {path}, whose answer a captured call would give again and again")
 
 
 def check_no_writes(code: types.CodeType, around: Mapping[str, Any]) -> None:

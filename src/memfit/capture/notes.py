@@ -19,6 +19,7 @@ from memfit.capture.held import (
     is_generator,
     is_object,
     is_plain,
+    is_shared,
 )
 
 HOOKS = frozenset(name for name in vars(nn.Module()) if name.endswith("hooks"))
@@ -59,7 +60,7 @@ class Notes:
             self.look_into(path, value())
         elif hasattr(type(value), "__next__"):
             raise ValueError(f"the forward reads {path}, an iterator, which a captured call would not move on")
-        elif is_array(value):
+        elif is_array(value) or is_shared(value):
             content: Any = Bytes(value)
             self.note(path, content, path, content[path])
         elif is_object(value) and not self._watch(path, value):

@@ -5,7 +5,7 @@ taken apart; anything else that is not a tensor is a constant of the captured ca
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -21,6 +21,13 @@ class _TensorSlot:
 
 
 @dataclasses.dataclass(frozen=True)
+class _GivenSlot:
+    """Stands for a parameter, a buffer or an argument that is returned as the object it is."""
+
+    index: int
+
+
+@dataclasses.dataclass(frozen=True)
 class _Constant:
     value: Any
 
@@ -31,15 +38,19 @@ class _Dataclass:
     fields: "OutputTemplate"
 
 
+_Leaf = _TensorSlot | _GivenSlot | _Constant | _Dataclass
+
+
 @dataclasses.dataclass(frozen=True)
 class OutputTemplate:
     """The shape of a model's output, without its tensors."""
 
     spec: pytree.TreeSpec
-    leaves: tuple[_TensorSlot | _Constant | _Dataclass, ...]
+    leaves: tuple[_Leaf, ...]
 
-    def rebuild(self, tensors: Sequence[torch.Tensor]) -> Any:
-        return pytree.tree_unflatten([_fill(leaf, tensors) for leaf in self.leaves], self.spec)
+    def rebuild(self, tensors: Sequence[torch.Tensor], given: Sequence[Any] = ()) -> Any:
+        """Put an output together from the tensors of a call and what it was given."""
+        return pytree.tree_unflatten([_fill(leaf, tensors, given) for leaf in self.leaves], self.spec)
 
     def shifted(self, count: int) -> "OutputTemplate":
         """The template of the same tensors behind `count` others."""
@@ -50,24 +61,29 @@ class OutputTemplate:
         return OutputTemplate(self.spec, tuple(_only(leaf, indices) for leaf in self.leaves))
 
 
-def take_apart(output: Any) -> tuple[list[torch.Tensor], OutputTemplate]:
-    """Split an output into its tensors and the template that puts them together again."""
+def take_apart(output: Any, given: Sequence[Any] = ()) -> tuple[list[torch.Tensor], OutputTemplate]:
+    """Split an output into its tensors and the template that puts them together again.
+
+    Tensors that are among those `given` to the call are not split off.
+    """
     tensors: list[torch.Tensor] = []
-    return tensors, _template(output, tensors)
+    return tensors, _template(output, tensors, {id(each): place for place, each in enumerate(given)})
 
 
-def _template(output: Any, tensors: list[torch.Tensor]) -> OutputTemplate:
+def _template(output: Any, tensors: list[torch.Tensor], given: Mapping[int, int]) -> OutputTemplate:
     leaves, spec = pytree.tree_flatten(output)
-    return OutputTemplate(spec, tuple(_leaf(leaf, tensors) for leaf in leaves))
+    return OutputTemplate(spec, tuple(_leaf(leaf, tensors, given) for leaf in leaves))
 
 
-def _leaf(leaf: Any, tensors: list[torch.Tensor]) -> _TensorSlot | _Constant | _Dataclass:
+def _leaf(leaf: Any, tensors: list[torch.Tensor], given: Mapping[int, int]) -> _Leaf:
     if isinstance(leaf, torch.Tensor):
+        if id(leaf) in given:
+            return _GivenSlot(given[id(leaf)])
         tensors.append(leaf)
         return _TensorSlot(len(tensors) - 1)
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
         fields = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
-        return _Dataclass(type(leaf), _template(fields, tensors))
+        return _Dataclass(type(leaf), _template(fields, tensors, given))
     if not is_constant(leaf):
         raise ValueError(
             f"the output holds a {type(leaf).__name__}, whose tensors cannot be found; return tensors, "
@@ -85,24 +101,28 @@ _PLAIN = (bool, int, float, complex, str, bytes, Enum, type)
 _CONSTANTS = (*_PLAIN, torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size)
 
 
-def _fill(leaf: _TensorSlot | _Constant | _Dataclass, tensors: Sequence[torch.Tensor]) -> Any:
+def _fill(leaf: _Leaf, tensors: Sequence[torch.Tensor], given: Sequence[Any]) -> Any:
     if isinstance(leaf, _TensorSlot):
         return tensors[leaf.index]
+    if isinstance(leaf, _GivenSlot):
+        return given[leaf.index]
     if isinstance(leaf, _Constant):
         return leaf.value
     instance: Any = object.__new__(leaf.cls)
-    for name, value in leaf.fields.rebuild(tensors).items():
+    for name, value in leaf.fields.rebuild(tensors, given).items():
         object.__setattr__(instance, name, value)
     return instance
 
 
-def _only(leaf: _TensorSlot | _Constant | _Dataclass, indices: Sequence[int]) -> _TensorSlot | _Constant | _Dataclass:
+def _only(leaf: _Leaf, indices: Sequence[int]) -> _Leaf:
+    if isinstance(leaf, _GivenSlot):
+        return _Constant(None)
     if isinstance(leaf, _TensorSlot):
         return _TensorSlot(indices.index(leaf.index)) if leaf.index in indices else _Constant(None)
     return _Dataclass(leaf.cls, leaf.fields.only(indices)) if isinstance(leaf, _Dataclass) else leaf
 
 
-def _shifted(leaf: _TensorSlot | _Constant | _Dataclass, count: int) -> _TensorSlot | _Constant | _Dataclass:
+def _shifted(leaf: _Leaf, count: int) -> _Leaf:
     if isinstance(leaf, _TensorSlot):
         return _TensorSlot(leaf.index + count)
     return _Dataclass(leaf.cls, leaf.fields.shifted(count)) if isinstance(leaf, _Dataclass) else leaf

@@ -13,18 +13,18 @@ import dataclasses
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from memfit.capture.effects import Effect, appended, assigned
-from memfit.capture.guards import Guards, elements_of
+from memfit.capture.effects import Effect, Found, appended, assigned
+from memfit.capture.guards import Guards, Place, elements_of
 from memfit.capture.held import generator_state, is_own_class
 from memfit.capture.hooks import HOOKS_OF_ALL
-from memfit.capture.names import ENVIRONMENT, Names, check_no_writes
+from memfit.capture.names import ENVIRONMENT, Names, check_no_writes, check_same_in_every_call
 from memfit.capture.notes import HOOKS, Notes
 from memfit.capture.outputs import is_constant
 from memfit.capture.record import in_library
@@ -33,6 +33,10 @@ from memfit.tensors import tensors_in
 _OF_RECURRENT = {"_flat_weights", "_flat_weight_refs"}  # which follow the parameters
 _OWN = frozenset(vars(nn.Module())) - HOOKS | _OF_RECURRENT | {"forward", "__dict__", "__class__"}  # not noted here
 _ABSENT = object()
+_CARRIES = (
+    "the forward reads {} and writes it, so that it carries something from one call to the next that a captured call "
+    "would not see; keep it in a buffer"
+)
 
 IsKnown = Callable[[torch.Tensor], bool]  # whether a tensor depends on nothing but constants
 
@@ -94,13 +98,20 @@ class Reads:
         """Compare later all that was read; ValueError if the code writes globals."""
         for code, around in self._codes.items():
             check_no_writes(code, around)
+            check_same_in_every_call(code, around)
         self._names.note(list(self._codes.items()))
         hooks = [(name, getattr(torch_module, name)) for name in HOOKS_OF_ALL]
         of_all = [(name, each, elements_of(each)) for name, each in hooks]
         return Guards(list(self._notes.places.values()), [*self._notes.compared(), *of_all], self._forwards)
 
+    def contents(self) -> list[tuple[str, tuple[Any, ...]]]:
+        """Return what is in the containers that were read."""
+        return [(path, elements_of(container)) for path, container, _ in self._notes.containers.values()]
+
     def restore(self) -> None:
         """Put back what the forward has left on objects and in lists; modules are put back by their snapshot."""
+        for place in self._changed_outside():
+            place.home[place.name] = place.value  # type: ignore[index]
         for watched in self._watched.values():
             if not isinstance(watched.thing, nn.Module):
                 watched.home.clear()
@@ -109,25 +120,33 @@ class Reads:
             if isinstance(container, list):
                 container[:] = content
 
-    def effects(self, is_known: IsKnown) -> tuple[list[Effect], list[torch.Tensor]]:
+    def effects(self, is_known: IsKnown, given: Sequence[Any]) -> tuple[list[Effect], list[torch.Tensor]]:
         """Return what the forward has left behind, and its tensors; see Note [What is left behind] in `effects.py`.
 
         ValueError if a call cannot leave it behind again.
         """
-        tensors: list[torch.Tensor] = []
+        left = Found(given)
         found: list[Effect] = []
         for watched in self._watched.values():
             for name in watched.before.keys() - watched.home.keys():
                 raise ValueError(f"the forward deletes the attribute {watched.path_of(name)}")
             for name in self._written(watched, is_known):
-                found.append(assigned(watched.path_of(name), watched.home, name, tensors))
+                found.append(assigned(watched.path_of(name), watched.home, name, left))
         for path, container, content in self._notes.containers.values():
             if path != ENVIRONMENT:  # which libraries write when they are first used
-                found += appended(path, container, content, tensors)
+                found += appended(path, container, content, left)
+        for place in self._changed_outside():
+            raise ValueError(_CARRIES.format(place.path))
         for path, generator, state in self._notes.generators:
             if generator_state(generator) != state:
                 raise ValueError(f"the forward draws from {path}, a generator of Python's or NumPy's; draw with torch")
-        return found, tensors
+        return found, left.tensors
+
+    def _changed_outside(self) -> list[Place]:
+        """Return places beside those of watched objects that do not hold what they held."""
+        homes = {id(watched.home) for watched in self._watched.values()}
+        outside = [each for each in self._notes.places.values() if id(each.home) not in homes]
+        return [each for each in outside if isinstance(each.home, dict) and each.is_other()]
 
     def _written(self, watched: _Watched, is_known: IsKnown) -> Iterator[str]:
         """Yield the attributes that the forward has written and that a call can write again."""
@@ -142,10 +161,7 @@ class Reads:
             elif old is None and tensors and all(map(is_known, tensors)):
                 del self._notes.places[place]  # made by every call
             else:
-                raise ValueError(
-                    f"the forward reads {watched.path_of(name)} and writes it, so that it carries something from one "
-                    "call to the next that a captured call would not see; keep it in a buffer"
-                )
+                raise ValueError(_CARRIES.format(watched.path_of(name)))
 
     def _watch(self, path: str, thing: Any) -> None:
         self._watched[id(thing)] = _Watched(thing, path, thing.__dict__, dict(thing.__dict__))

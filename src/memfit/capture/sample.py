@@ -42,7 +42,8 @@ class Sample:
 
 
 def check_sample(model: nn.Module, sample: Sample) -> None:
-    """Refuse what cannot work before anything is traced, in words about the sample."""
+    """Refuse what cannot work before anything is traced, in words about the model and the sample."""
+    check_initialized(model)
     if not any(parameter.requires_grad for parameter in model.parameters()) and not any(
         tensor.requires_grad for tensor in sample.tensors()
     ):
@@ -52,6 +53,14 @@ def check_sample(model: nn.Module, sample: Sample) -> None:
         )
     _check_signature(model, sample)
     _check_devices(model, sample)
+
+
+def check_initialized(model: nn.Module) -> None:
+    """Refuse a model that has lazy layers it has not run yet."""
+    if any(isinstance(each, nn.parameter.UninitializedParameter) for each in model.parameters()):
+        raise InvalidModel(
+            f"{type(model).__name__} has parameters without a shape (lazy layers); run it once on a batch before"
+        )
 
 
 def _check_signature(model: nn.Module, sample: Sample) -> None:

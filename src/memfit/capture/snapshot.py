@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from memfit.capture.guards import elements_of
+
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 
 
@@ -29,6 +31,12 @@ class Snapshot:
     def restore_attributes(self) -> None:
         """Put back all but what a trace itself has put in the place of parameters and buffers."""
         self._restore(registries=False)
+
+    def contents(self) -> list[tuple[str, tuple[Any, ...]]]:
+        """Return what is in the attributes of modules and in the containers among them, registries aside."""
+        attributes = [(name, (value,)) for module, _ in self._attributes for name, value in module.__dict__.items()]
+        contents = [(name, elements_of(container)) for name, container, _ in self._contents]
+        return [each for each in (*attributes, *contents) if each[0] not in _REGISTRIES]
 
     def drawn(self) -> tuple[str, ...]:
         """The names of Python's generators that were drawn from."""

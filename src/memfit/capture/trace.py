@@ -24,6 +24,7 @@ from memfit.capture.layout import ChannelsLast, lies_channels_last
 from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
 from memfit.capture.reads import Reads
 from memfit.capture.record import ANNOTATION, ModuleStack, Recorder
+from memfit.capture.refusals import refusing
 from memfit.capture.sample import Sample, check_sample
 from memfit.capture.snapshot import Snapshot
 from memfit.collecting import collected_later
@@ -89,10 +90,6 @@ def traced(
     the trace is only looked at, and may be of a forward that does more than a captured call can do again.
     """
     check_sample(model, sample)
-    if any(isinstance(each, nn.parameter.UninitializedParameter) for each in model.parameters()):
-        raise InvalidModel(
-            f"{type(model).__name__} has parameters without a shape (lazy layers); run it once on a batch before"
-        )
     if outputs not in ("all", "loss"):
         raise InvalidInput(f'outputs is "all" or "loss", {outputs!r} was given')
     with _ONE_AT_A_TIME, contextlib.ExitStack() as stack:
@@ -188,6 +185,7 @@ class _Subject(nn.Module):
         self.undifferentiated: tuple[int, ...] = ()
         self.reads = Reads(model)
         self._generator = torch.get_rng_state()
+        self._contents: list[tuple[str, tuple[Any, ...]]] = []  # after the forward
         self.effects: tuple[Effect, ...] = ()
         self.training = model.training
 
@@ -195,14 +193,17 @@ class _Subject(nn.Module):
         self._snapshot.restore_attributes()  # the forward is traced more than once
         self.reads.restore()
         recorder = Recorder(self.module_stack, self.reads.ran)
-        with self.module_stack.following(), _torch.eager_dispatch(), recorder, self.reads.following():
+        refused = refusing() if self._runs else contextlib.nullcontext()
+        with self.module_stack.following(), _torch.eager_dispatch(), recorder, self.reads.following(), refused:
             buffers = _buffers_by_place(self.model)
             with autocast(self.autocast), ChannelsLast() if self._channels_last else contextlib.nullcontext():
                 output = (self.model if self._with_hooks else self.model.forward)(*args, **kwargs)
             _keep_buffers(self.model, buffers)
-        effects, left = self._left_behind(recorder) if self._runs else ([], [])
+        given = [*_states(self.model), *pytree.tree_leaves((args, kwargs))]
+        effects, left = self._left_behind(recorder, given) if self._runs else ([], [])
+        self._contents = self._read_contents()
         self.caches_casts = self.caches_casts and recorder.saw_autocast
-        tensors, self.template = take_apart(output)
+        tensors, self.template = take_apart(output, given)
         if self._channels_last and not any(map(lies_channels_last, pytree.tree_leaves((args, kwargs)))):
             tensors = [each.contiguous() if lies_channels_last(each) else each for each in tensors]
         self.differentiated = differentiated(tensors, self._backward_from)
@@ -228,9 +229,20 @@ class _Subject(nn.Module):
 
     def guards(self) -> Guards:
         """Return guards of all the forward has read; ValueError if a captured call cannot do as it does."""
-        return self.reads.guards() if self._runs else Guards([], [])
+        if not self._runs:
+            return Guards([], [])
+        for (name, was), (_, now) in zip(self._contents, self._read_contents(), strict=False):
+            if len(was) != len(now) or any(one is not other for one, other in zip(was, now, strict=True)):
+                raise ValueError(
+                    f"a hook or a function of the backward pass changes {name}, which a captured call would not do "
+                    "again"
+                )
+        return self.reads.guards()
 
-    def _left_behind(self, recorder: Recorder) -> tuple[list[Effect], list[torch.Tensor]]:
+    def _read_contents(self) -> list[tuple[str, tuple[Any, ...]]]:
+        return [*self._snapshot.contents(), *self.reads.contents()] if self._runs else []
+
+    def _left_behind(self, recorder: Recorder, given: list[Any]) -> tuple[list[Effect], list[torch.Tensor]]:
         """Return the things the forward has left on the model; ValueError if a call cannot do that again."""
         if drawn := self._snapshot.drawn():
             raise ValueError(
@@ -241,7 +253,7 @@ class _Subject(nn.Module):
             was_seeded = not torch.equal(torch.get_rng_state(), self._generator)
         if was_seeded:
             raise ValueError("the forward seeds torch's generator, which a captured call would not do again")
-        return self.reads.effects(recorder.is_known)
+        return self.reads.effects(recorder.is_known, given)
 
 
 def _check_dense(name: str, graph: fx.Graph) -> None:
@@ -306,6 +318,12 @@ def _as_fake_as(model: nn.Module, sample: Sample) -> Sample:
 
 def _fake(mode: _torch.FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     return tensor if isinstance(tensor, _torch.FakeTensor) else mode.from_tensor(tensor)
+
+
+def _states(model: nn.Module) -> list[torch.Tensor]:
+    """Return parameters and buffers in the order in which captured calls are given them."""
+    parameters = [each for _, each in model.named_parameters(remove_duplicate=False)]
+    return parameters + [each for _, each in model.named_buffers(remove_duplicate=False)]
 
 
 def _buffers_by_place(model: nn.Module) -> dict[tuple[int, str], torch.Tensor]:

@@ -4,19 +4,8 @@ Note [Drop-in]
     Only the attribute `forward` of the instance changes: class, parameters, buffers, `state_dict`
     keys and hooks of the module stay what they are. In `eval()`, under `no_grad` and where nothing
     requires a gradient, the original forward runs; so it does inside transforms of `torch.func`, which a captured call
-    cannot be part of.
-
-Note [Kinds of calls]
-    A captured call is right for every call that is like the one it was captured from: the same
-    modules in the same modes, parameters and buffers of the same layout, arguments of the same
-    layout and the same constants, the same tensors given twice, autocast and deterministic algorithms set alike.
-    What the model's code has read beside these (`dropout.p`, a global) is compared too, see `capture/guards.py`; of one
-    kind there may be several captured calls that have read different values.
-
-Note [Like the last call]
-    As a rule a call is of the kind of the one before. From the second of a kind in a row on, what was looked at is
-    kept, without the tensors, and compared in few and quick steps; only if something differs the kind is written down
-    and looked up. A batch that is also a parameter, or given twice, is always looked up.
+    cannot be part of, and, with a warning, where somebody looks at the tensors that autograd saves or at the functions
+    of torch that are called, or where an argument has attributes of its own: a captured call saves and calls others.
 
 Note [Wrapped forwards]
     Others wrap a forward after us: Accelerate puts autocast around it. Then ours is found behind theirs, by the
@@ -32,46 +21,28 @@ import copy
 import dataclasses
 import functools
 import logging
+import sys
 import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
-from memfit.capture.guards import Guards
-from memfit.capture.outputs import is_constant
 from memfit.errors import ExecutionError, InfeasibleBudget, InvalidInput
+from memfit.execute.call import Call
 from memfit.execute.differences import difference
+from memfit.execute.kinds import LastCall, attributes_on, kind_of_call, parts_of, requires_grad
 
 log = logging.getLogger(__name__)
 
 _MOST_OF_A_KIND = 15  # captured calls that have read different values, besides the newest
+_CALL_OF_MODULE = nn.Module._call_impl.__code__
 _TOO_MANY = 3  # captures for one reason, before it is said what to do
-
-
-class Call(Protocol):
-    """One kind of call, ready to run on parameters and buffers (`states`) and arguments."""
-
-    guards: Guards  # what the model's code has read, see `capture/guards.py`
-
-    def __call__(self, states: Sequence[torch.Tensor], args: Any, kwargs: Any, /) -> Any: ...
-
-
-class OwnForward:
-    """A call that memfit does not change."""
-
-    guards = Guards([], [])
-
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self._forward = forward
-
-    def __call__(self, _states: Any, args: Any, kwargs: Any) -> Any:
-        return self._forward(*args, **kwargs)
 
 
 Compile = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Call]
@@ -188,7 +159,8 @@ class PlannedForward:
         self.capture_s = 0.0
         self.runs = 0  # of captured calls
         self._reasons: Counter[str] = Counter()  # why calls were captured after the first
-        self._last: _LastCall | None = None
+        self._said: set[str] = set()
+        self._last: LastCall | None = None
         self._before: Call | None = None  # what the call before this one ran
         self._model = model
         self._instance_forward = model.__dict__.get("forward")  # set if somebody replaced it before us
@@ -201,17 +173,20 @@ class PlannedForward:
         return forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self.active or _torch.is_transformed():
-            return self.original(*args, **kwargs)
+        caller = sys._getframe(1)
+        if caller.f_code is _CALL_OF_MODULE and caller.f_locals["self"] is not self._model:
+            return self._of_a_copy(caller.f_locals["self"], args, kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
+        if not self.active or _torch.is_transformed() or self._is_looked_at(leaves):
+            return self.original(*args, **kwargs)
         last = self._last  # another thread may replace it
         if last is not None and (same := last.states(leaves, spec)) is not None and last.call.guards.hold():
             self.runs += 1
             return last.call(same, args, kwargs)
-        modules, states = _parts(self._model)
-        if not self._model.training or not torch.is_grad_enabled() or not _requires_grad(states, leaves):
+        modules, states = parts_of(self._model)
+        if not self._model.training or not torch.is_grad_enabled() or not requires_grad(states, leaves):
             return self.original(*args, **kwargs)
-        kind = _kind_of_call(modules, states, leaves, spec)
+        kind = kind_of_call(modules, states, leaves, spec)
         of_kind = self.calls.get(kind, [])
         call = next((each for each in of_kind if each.guards.hold()), None)
         if call is None:
@@ -220,16 +195,39 @@ class PlannedForward:
             self.calls[kind] = [*of_kind[-_MOST_OF_A_KIND:], call]
             self._advise(why)
         # Calls of several kinds in turns are not worth being remembered one by one.
-        self._last = _LastCall.of(call, modules, states, leaves, spec) if call is self._before else None
+        self._last = LastCall.of(call, modules, states, leaves, spec) if call is self._before else None
         self._before = call
         self.runs += 1
         return call(states, args, kwargs)
 
+    def _of_a_copy(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run the own forward of a shallow copy, which has got this object with all other attributes."""
+        self._say_once(f"a copy of {type(model).__name__} runs by its own forward, without a plan; fit it, too")
+        return (self._instance_forward or type(model).forward.__get__(model))(*args, **kwargs)
+
+    def _is_looked_at(self, leaves: list[Any]) -> bool:
+        """Return whether something is seen or carried that a captured call does not have, see Note [Drop-in]."""
+        if _torch.saved_tensors_hooks():
+            why = "saved_tensors_hooks are active (of torch.utils.checkpoint, save_on_cpu or your own)"
+        elif modes := _torch.function_modes():
+            why = f"{type(modes[-1]).__name__} sees the functions of torch that are called"
+        elif names := attributes_on(leaves):
+            why = f"a tensor that it is given has attributes of its own ({', '.join(names)})"
+        else:
+            return False
+        self._say_once(f"{type(self._model).__name__} runs by its own forward, without a plan, because {why}")
+        return True
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            warnings.warn(text, stacklevel=4)
+
     def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Capture this kind of call, so that the next one of it runs at once."""
-        modules, states = _parts(self._model)
+        modules, states = parts_of(self._model)
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        self.calls[_kind_of_call(modules, states, leaves, spec)] = [self._captured(args, kwargs)]
+        self.calls[kind_of_call(modules, states, leaves, spec)] = [self._captured(args, kwargs)]
         self._last = None
 
     def restore(self) -> None:
@@ -310,7 +308,7 @@ class PlannedForward:
         twin.compile_call = self.compile_call
         twin.whole = None if self.whole is None else memo.get(id(self.whole))
         twin.active, twin.capture_s, twin.runs = self.active, 0.0, 0
-        twin._reasons = Counter()
+        twin._reasons, twin._said = Counter(), set()
         twin._model = model
         twin._instance_forward = copy.deepcopy(self._instance_forward, memo)
         functools.update_wrapper(twin, twin.original)
@@ -325,143 +323,3 @@ class PlannedForward:
 
 def _same(forward: Callable[..., Any]) -> Callable[..., Any]:
     return forward
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _LastCall:
-    """What a call is compared with, see Note [Like the last call]."""
-
-    call: Call
-    modules: list[nn.Module]
-    children: list[tuple[nn.Module | None, ...]]  # of each
-    modes: list[bool]
-    state_ids: list[int]
-    different: list[int]  # places of states that are not one before
-    are_laid_out_so: Callable[..., bool]  # the different states, then the arguments
-    are_tensors: list[bool]  # of the arguments
-    constants: list[Any]  # the other arguments
-    spec: Any
-    settings: Any  # of torch
-
-    @classmethod
-    def of(
-        cls, call: Call, modules: list[nn.Module], states: list[torch.Tensor], leaves: list[Any], spec: Any
-    ) -> "_LastCall | None":
-        """None if the next call is to be looked up whatever it is."""
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        state_ids = list(map(id, states))
-        if not _are_others(tensors, state_ids):
-            return None
-        different = list({identity: place for place, identity in reversed(list(enumerate(state_ids)))}.values())
-        return cls(
-            call=call,
-            modules=modules,
-            children=_children(modules),
-            modes=[module.training for module in modules],
-            state_ids=state_ids,
-            different=different,
-            are_laid_out_so=_torch.layout_check([*(states[place] for place in different), *tensors]),
-            are_tensors=[isinstance(leaf, torch.Tensor) for leaf in leaves],
-            constants=[_constant(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)],
-            spec=spec,
-            settings=_settings(),
-        )
-
-    def states(self, leaves: list[Any], spec: Any) -> list[torch.Tensor] | None:
-        """Parameters and buffers of a call with these arguments, if it is of the same kind."""
-        if not torch.is_grad_enabled() or _children(self.modules) != self.children:
-            return None
-        states = _states(self.modules)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        same = (
-            [module.training for module in self.modules] == self.modes
-            and list(map(id, states)) == self.state_ids
-            and spec == self.spec
-            and [isinstance(leaf, torch.Tensor) for leaf in leaves] == self.are_tensors
-            and _are_others(tensors, self.state_ids)
-            and self.are_laid_out_so(*[states[place] for place in self.different], *tensors)
-            and [_constant(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)] == self.constants
-            and _settings() == self.settings
-        )
-        return states if same else None
-
-
-def _are_others(tensors: list[torch.Tensor], state_ids: list[int]) -> bool:
-    """Whether arguments are no states, and none is given twice."""
-    ids = set(map(id, tensors))
-    return len(ids) == len(tensors) and ids.isdisjoint(state_ids)
-
-
-def _children(modules: list[nn.Module]) -> list[tuple[nn.Module | None, ...]]:
-    return [(*module._modules.values(),) for module in modules]
-
-
-def states_of(model: nn.Module) -> list[torch.Tensor]:
-    """What captured calls of a module take beside the arguments."""
-    return _parts(model)[1]
-
-
-def _parts(model: nn.Module) -> tuple[list[nn.Module], list[torch.Tensor]]:
-    """All modules, and all parameters, then all buffers, in the order captured calls take them.
-
-    Users replace parts and tensors, and tie them.
-    """
-    modules: list[nn.Module] = []
-    waiting = [model]
-    while waiting:
-        module = waiting.pop()
-        modules.append(module)
-        waiting += [child for child in reversed(module._modules.values()) if child is not None]
-    return modules, _states(modules)
-
-
-def _states(modules: list[nn.Module]) -> list[torch.Tensor]:
-    parameters = [state for module in modules for state in module._parameters.values() if state is not None]
-    buffers = [state for module in modules for state in module._buffers.values() if state is not None]
-    return [*parameters, *buffers]
-
-
-def _requires_grad(states: list[torch.Tensor], leaves: list[Any]) -> bool:
-    return any(state.requires_grad for state in states) or any(
-        leaf.requires_grad for leaf in leaves if isinstance(leaf, torch.Tensor)
-    )
-
-
-def kind_of_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What two calls of one module have in common if they are of one kind, see Note [Kinds of calls]."""
-    return _kind_of_call([], [], *pytree.tree_flatten((args, kwargs)))
-
-
-def _kind_of_call(modules: list[nn.Module], states: list[torch.Tensor], leaves: list[Any], spec: Any) -> Any:
-    """See Note [Kinds of calls]."""
-    first_place: dict[int, int] = {}
-    tensors = [*states, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))]
-    return (
-        tuple(modules),
-        tuple([module.training for module in modules]),
-        tuple([_layout(tensor) for tensor in tensors]),
-        tuple([first_place.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)]),
-        tuple([None if isinstance(leaf, torch.Tensor) else _constant(leaf) for leaf in leaves]),
-        spec,
-        _settings(),
-    )
-
-
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad
-
-
-def _constant(leaf: Any) -> Any:
-    if not is_constant(leaf):
-        raise InvalidInput(
-            f"an argument of type {type(leaf).__name__} was given, which may change from call to call without being "
-            "seen; pass tensors, numbers and strings, or containers of them"
-        )
-    return type(leaf), leaf.hex() if isinstance(leaf, float) else leaf
-
-
-def _settings() -> Any:
-    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
-    dtypes = tuple([(device, torch.get_autocast_dtype(device)) for device in devices])
-    is_cached = bool(devices) and torch.is_autocast_cache_enabled()
-    return dtypes, is_cached, torch.are_deterministic_algorithms_enabled()

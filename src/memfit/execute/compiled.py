@@ -43,13 +43,18 @@ class CompiledCall:
         self.changes_only_buffers = not joint.changes_arguments and not joint.changes_parameters
         places = _torch.result_places(joint.export)
         self._arrivals = Arrivals(joint.differentiated, places.start) if len(joint.differentiated) > 1 else None
+        self._is_explained = False
         with collected_later():
             self._run = _compile(joint, graph, program or unplanned_program(graph), self._arrivals, around_backward)
 
     def __call__(self, states: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Any:
         """Run on the current parameters and buffers (`states`) and the call's arguments."""
         ordered = {name: kwargs[name] for name in self._keywords}
-        tensors = list(self._run([*states, *pytree.tree_leaves((args, ordered))]))
+        given = (*states, *pytree.tree_leaves((args, ordered)))
+        tensors = list(self._run([*given]))
+        if not self._is_explained and torch.is_grad_enabled():
+            _torch.explained_backward(tensors[self._differentiated[0]], _explained)
+            self._is_explained = True
         if self._arrivals is not None and torch.is_grad_enabled():
             self._arrivals.watch(tensors[self._differentiated[0]])
         if self._guarded:
@@ -57,8 +62,34 @@ class CompiledCall:
             for index in self._guarded:
                 tensors[index] = _NotDifferentiated.apply(tensors[index], start)
         for effect in self._effects:
-            effect.apply(tensors)
-        return self._template.rebuild(tensors)
+            effect.apply(tensors, given)
+        return self._template.rebuild(tensors, given)
+
+
+def _explained(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same backward pass; what it cannot do is said in words of the user's."""
+
+    def run(*arguments: Any) -> Any:
+        if torch.is_grad_enabled():
+            raise ExecutionError(
+                "gradients are to be differentiated again (create_graph=True), which a captured call cannot do; call "
+                "memfit.remove(model) for such a loss, or fit the parts that are differentiated once"
+            )
+        try:
+            return backward(*arguments)
+        except RuntimeError as error:
+            if _WRITTEN not in str(error):
+                raise
+            raise ExecutionError(
+                "a parameter, a buffer or the batch was written into between forward and backward; a captured call "
+                "reads it again in its backward pass: write into it after loss.backward(), or into a copy "
+                f"({str(error).partition(';')[0].partition(_WRITTEN)[2].strip(': ')})"
+            ) from error
+
+    return run
+
+
+_WRITTEN = "modified by an inplace operation"
 
 
 def _compile(

@@ -23,7 +23,7 @@ from memfit.capture.sample import Sample
 from memfit.capture.spilled import SpillFile
 from memfit.capture.trace import Joint, traced
 from memfit.errors import CaptureError, MemfitError
-from memfit.execute.attach import kind_of_arguments
+from memfit.execute.kinds import kind_of_arguments
 from memfit.ir import Graph, Program
 from memfit.measure.peak import held_bytes
 from memfit.pipeline import make_planner, with_times_within

@@ -18,7 +18,8 @@ from memfit.capture.calls import NotedCall, cut_off, noted_calls
 from memfit.capture.sample import Sample
 from memfit.capture.spilled import SpillFile
 from memfit.errors import InvalidFile, MemfitError
-from memfit.execute.attach import Call, OwnForward, PlannedForward, attach, check_unplanned, regions_of, remove
+from memfit.execute.attach import PlannedForward, attach, check_unplanned, regions_of, remove
+from memfit.execute.call import Call, OwnForward
 from memfit.execute.compiled import CompiledCall
 from memfit.pipeline import recipe_of
 from memfit.plan.plan import Plan

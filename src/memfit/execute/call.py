@@ -1,0 +1,28 @@
+"""Run one kind of call of a module."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from memfit.capture.guards import Guards
+
+
+class Call(Protocol):
+    """One kind of call, ready to run on parameters and buffers (`states`) and arguments."""
+
+    guards: Guards  # what the model's code has read, see `capture/guards.py`
+
+    def __call__(self, states: Sequence[torch.Tensor], args: Any, kwargs: Any, /) -> Any: ...
+
+
+class OwnForward:
+    """A call that memfit does not change."""
+
+    guards = Guards([], [])
+
+    def __init__(self, forward: Callable[..., Any]) -> None:
+        self._forward = forward
+
+    def __call__(self, _states: Any, args: Any, kwargs: Any) -> Any:
+        return self._forward(*args, **kwargs)
