@@ -58,6 +58,8 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
     The modes that see calls of torch's functions, but for the one that holds the default device.
 `explained_backward` rests on `_forward_cls` of the node behind a result, whose `backward` autograd calls
     Puts a function around the backward pass of one compiled call.
+`trace_rules` is `torch._dynamo`'s own
+    Says whose code torch.compile leaves alone.
 `graph_module` rests on `_make_graph_module` and `_use_lazy_graph_module`
     A graph module whose code is written when it is first called, which ours are not.
 `StorageWeakRef` is `torch.multiprocessing.reductions`' own
@@ -90,6 +92,7 @@ import torch.fx.traceback
 from torch import fx, nn
 from torch._C._dynamo.guards import TensorGuards
 from torch._dispatch.python import no_python_dispatcher as eager_dispatch
+from torch._dynamo import trace_rules
 from torch._functorch._aot_autograd.graph_compile import aot_graphs_log, aot_joint_log
 from torch._functorch._aot_autograd.schemas import JointWithDescriptors
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors, aot_export_joint_with_descriptors
@@ -147,6 +150,8 @@ __all__ = [
     "split_joint",
     "tracing_flags",
 ]
+
+trace_rules.add("memfit")  # who compiles around a fitted model does not compile memfit
 
 annotation = torch.fx.traceback.annotate
 below_autograd = torch._C._AutoDispatchBelowAutograd

@@ -264,7 +264,7 @@ PATTERNS = [
     writes_globals(
         "a global counter written by the forward",
         CountsGlobally,
-        outcome="writes a global",
+        outcome="the forward reads CALLS and writes it",
     ),
     writes_globals(
         "a counter in a global dict written by the forward",

@@ -70,13 +70,12 @@ def _explained(backward: Callable[..., Any]) -> Callable[..., Any]:
     """The same backward pass; what it cannot do is said in words of the user's."""
 
     def run(*arguments: Any) -> Any:
-        if torch.is_grad_enabled():
-            raise ExecutionError(
-                "gradients are to be differentiated again (create_graph=True), which a captured call cannot do; call "
-                "memfit.remove(model) for such a loss, or fit the parts that are differentiated once"
-            )
         try:
-            return backward(*arguments)
+            gradients = backward(*arguments)
+            for each in gradients:
+                if isinstance(each, torch.Tensor) and each.requires_grad:  # create_graph=True
+                    _torch.explained_backward(each, _refused_again)
+            return gradients
         except RuntimeError as error:
             if _WRITTEN not in str(error):
                 raise
@@ -85,6 +84,16 @@ def _explained(backward: Callable[..., Any]) -> Callable[..., Any]:
                 "reads it again in its backward pass: write into it after loss.backward(), or into a copy "
                 f"({str(error).partition(';')[0].partition(_WRITTEN)[2].strip(': ')})"
             ) from error
+
+    return run
+
+
+def _refused_again(_backward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*_arguments: Any) -> Any:
+        raise ExecutionError(
+            "gradients are to be differentiated again (create_graph=True), which a captured call cannot do; call "
+            "memfit.remove(model) for such a loss, or fit the parts that are differentiated once"
+        )
 
     return run
 

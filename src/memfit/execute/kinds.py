@@ -14,6 +14,7 @@ Note [Like the last call]
 """
 
 import dataclasses
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +26,8 @@ from memfit import _torch
 from memfit.capture.outputs import is_constant
 from memfit.errors import InvalidInput
 from memfit.execute.call import Call
+
+_own_attributes = operator.attrgetter("__dict__")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,7 +133,7 @@ def requires_grad(states: list[torch.Tensor], leaves: list[Any]) -> bool:
 
 def attributes_on(leaves: list[Any]) -> list[str]:
     """Return the names of what users have put on tensors, which is not in a trace."""
-    marked = [vars(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor) and vars(leaf)]
+    marked = [_own_attributes(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
     return [name for each in marked for name in each if not name.startswith("_")]
 
 
