@@ -51,6 +51,7 @@ PUBLIC_NAMES = [
     "remove",
     "report",
     "save",
+    "verify_every",
     "without_weights",
     "zoo",
 ]

@@ -27,6 +27,7 @@ from memfit.plan.plan import Plan
 from memfit.prove.check import Check, check
 from memfit.prove.profile import Profile, profile
 from memfit.prove.run import RunCheck, check_run
+from memfit.prove.verification import verify_every
 from memfit.recipe import TECHNIQUES
 from memfit.report import notebook as _notebook  # noqa: F401  (it registers how objects look in notebooks)
 from memfit.report.write import report
@@ -84,6 +85,7 @@ __all__ = [
     "remove",
     "report",
     "save",
+    "verify_every",
     "without_weights",
     "zoo",
 ]

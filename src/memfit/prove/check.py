@@ -73,10 +73,15 @@ def check(
     if tolerance is None and lossy:
         raise InvalidInput(f"the plan allows {', '.join(lossy)}, which is lossy; say what to tolerate: tolerance=0.01")
     if tolerance is None:
-        tolerance = 0.0 if set(plan.allow) <= set(EXACT) else _ROUNDED_DIFFERENTLY
+        tolerance = tolerated(plan)
     with progress_line(progress, "running an eager and a planned step"), removed(model):
         comparisons, how = EagerComparison(model, plan, Sample.of(sample), seed).run()
     return Check(model=type(model).__name__, seed=seed, tolerance=tolerance, comparisons=comparisons, how=how)
+
+
+def tolerated(plan: Plan) -> float:
+    """Return what the techniques of a plan may change: nothing, or the order of sums."""
+    return 0.0 if set(plan.allow) <= set(EXACT) else _ROUNDED_DIFFERENTLY
 
 
 def _verdict(check: Check) -> str:
