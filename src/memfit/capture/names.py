@@ -4,9 +4,10 @@ import contextlib
 import dis
 import gc
 import inspect
+import itertools
 import os
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from memfit.capture.held import (
@@ -46,6 +47,7 @@ class Names:
 
     def note(self, waiting: list[Code]) -> None:
         """Note what code names."""
+        closed: list[types.CodeType] = []
         while waiting:
             code, around = waiting.pop()
             if code in self._seen or is_foreign(code.co_filename):
@@ -56,7 +58,8 @@ class Names:
                 if name in around:
                     waiting += self._note_global(code, around, name)
             if set(code.co_freevars) - {"__class__"}:
-                self._note_closures(code)
+                closed.append(code)
+        self._note_closures(closed)
 
     def _note_global(self, code: types.CodeType, around: dict[str, Any], name: str) -> list[Code]:
         """Note a global, and what the code may read of it; return the code to be looked at in its turn."""
@@ -97,10 +100,13 @@ class Names:
             else:
                 self._note_value(path, home, each, value)
 
-    def _note_closures(self, code: types.CodeType) -> None:
-        for function in gc.get_referrers(code):
-            if not isinstance(function, types.FunctionType) or function.__code__ is not code:
+    def _note_closures(self, codes: list[types.CodeType]) -> None:
+        """Note the variables that functions of some code have closed over."""
+        wanted = {id(code) for code in codes}
+        for function in gc.get_referrers(*codes) if codes else ():  # walks all objects there are, so once
+            if not isinstance(function, types.FunctionType) or id(function.__code__) not in wanted:
                 continue
+            code = function.__code__
             for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
                 with contextlib.suppress(ValueError):  # an empty cell
                     self._note_value(f"{code.co_name}.{name}", Cell(cell), name, cell.cell_contents)
@@ -121,15 +127,22 @@ class Names:
 
 def check_same_in_every_call(code: types.CodeType, around: Mapping[str, Any]) -> None:
     """Refuse code that names iterators, or functions that answer otherwise whenever they are called."""
-    named = {name: around[name] for name in code.co_names if name in around}
-    modules = [(name, value) for name, value in named.items() if isinstance(value, types.ModuleType)]
-    for path, module in modules:
-        named |= {f"{path}.{each}": vars(module)[each] for each in code.co_names if each in vars(module)}
-    for path, value in named.items():
+    for path, value in _named_by(code, around):
         if hasattr(type(value), "__next__"):
             raise ValueError(f"the forward reads {path}, an iterator, which a captured call would not move on")
         if getattr(value, "__name__", "") in _CLOCKS.get(getattr(value, "__module__", None) or "", ()):
             raise ValueError(f"the forward calls {path}, whose answer a captured call would give again and again")
+
+
+def _named_by(code: types.CodeType, around: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the globals that code reads, and what it reads of modules among them."""
+    for one, other in itertools.pairwise(dis.get_instructions(code)):
+        if one.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or one.argval not in around:
+            continue
+        value = around[one.argval]
+        yield one.argval, value
+        if isinstance(value, types.ModuleType) and hasattr(value, str(other.argval)):
+            yield f"{one.argval}.{other.argval}", getattr(value, str(other.argval))
 
 
 def check_no_writes(code: types.CodeType, around: Mapping[str, Any]) -> None:

@@ -9,9 +9,11 @@ import contextlib
 import sys
 import threading
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import torch
+import torch._tensor
 from torch.overrides import TorchFunctionMode
 
 from memfit.capture.held import is_foreign
@@ -25,6 +27,7 @@ _REASONS: dict[Any, str] = {
     torch.Tensor.retain_grad: "calls retain_grad on a tensor",
     torch.Tensor.register_post_accumulate_grad_hook: "registers a hook on a parameter",
 }
+_HAND_ON = {torch.overrides.__file__, torch._tensor.__file__}
 _SETS_STATE = "sets the state of torch's generator (fork_rng, set_rng_state)"
 
 
@@ -32,9 +35,17 @@ class Refusals(TorchFunctionMode):
     """Refuses functions of torch that the user's code calls in a forward."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _REASONS and not is_foreign(sys._getframe(1).f_code.co_filename):
+        if func in _REASONS and not is_foreign(_caller().f_code.co_filename):
             refuse(_REASONS[func])
         return func(*args, **(kwargs or {}))
+
+
+def _caller() -> FrameType:
+    """Return the frame that has called a function of torch, behind those that hand it on."""
+    frame = sys._getframe(2)
+    while frame.f_code.co_filename in _HAND_ON and frame.f_back is not None:
+        frame = frame.f_back
+    return frame
 
 
 def refuse(deed: str) -> None:
