@@ -14,6 +14,7 @@ from memfit.measure.peak import measure_peak
 
 BATCH_SIZE = 2
 CASES = {case.name: case for case in frontier_cases()}
+OF_PARAMETERS = ("VGG-16", "ViT-B/16", "LSTM")  # most of the peak at two samples
 CONSTANTS = {
     "GPT-2": {"use_cache": False, "return_dict": True, "output_attentions": False},
     "BERT": {"return_dict": True, "output_hidden_states": None},
@@ -44,7 +45,8 @@ def test_compiled_kernels_take_keywords_and_constants(name: str) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0  # compiled kernels draw other numbers
     keywords = keywords_of(case, plain, case.make_batch(BATCH_SIZE))
-    fitted = memfit.fit(copy.deepcopy(plain), keywords, 0.9, kernels="inductor", time_limit=2, progress=False)
+    budget: float | str = "smallest" if name in OF_PARAMETERS else 0.9
+    fitted = memfit.fit(copy.deepcopy(plain), keywords, budget, kernels="inductor", time_limit=2, progress=False)
     losses = []
     for model in (plain, fitted):
         loss = loss_of(model(**keywords))

@@ -271,10 +271,10 @@ def test_what_changes_in_every_step_is_named_with_what_to_do() -> None:
 
     def run() -> None:
         for number in range(6):
-            model.beta = 0.2 + number
+            model.drop.p = 0.2 + number / 10
             model(batch).backward()
 
-    with pytest.warns(UserWarning, match="captured 3 times more because beta changes .* hold it in a buffer") as said:
+    with pytest.warns(UserWarning, match=r"captured 3 times more because drop.p changes .* in a buffer") as said:
         run()
     assert len(said) == 1
 

@@ -261,7 +261,7 @@ PATTERNS = [
         make=KeepsTime,
         step=timed_step,
         beside=lambda state: state.in_order,
-        outcome="the forward calls time.time",
+        outcome="the forward calls time.",
     ),
     Pattern(
         name="the number of the call kept on self, from a global iterator",

@@ -40,8 +40,13 @@ class Guards:
         places: Sequence[Place],
         containers: Sequence[tuple[str, Any, tuple[Any, ...]]],
         forwards: Sequence[dict[str, Any]] = (),
+        followed: Sequence[Place] = (),
     ) -> None:
-        """`containers` are paths, containers and what was in them, `forwards` attributes of modules."""
+        """`containers` are paths, containers and what was in them, `forwards` attributes of modules.
+
+        Of numbers that are `followed` only the type is compared, see `capture/numbers.py`.
+        """
+        self.followed = tuple(followed)
         self._forwards = list(forwards)
         self._own_forwards = [each.get("forward") for each in forwards]
         self._places = list(places)
@@ -66,6 +71,8 @@ class Guards:
             return False
         if any(self._empty_ones) or not self._are_forwards_own():
             return False
+        if self.followed and any(type(each.home.get(each.name)) is not float for each in self.followed):
+            return False
         return all(map(_holds, self._filled)) if self._filled else True
 
     def _are_forwards_own(self) -> bool:
@@ -87,6 +94,11 @@ class Guards:
             if container:
                 return f"{path} was empty and has {len(container)} elements"
         return next((f"what is in {each[0]} has changed" for each in self._filled if not _holds(each)), "")
+
+    def changed_numbers(self) -> list[Place]:
+        """Return the numbers that are others now."""
+        changed = [each for each in self._places if type(each.value) is float and isinstance(each.home, dict)]
+        return [each for each in changed if type(each.home.get(each.name)) is float and each.is_other()]
 
     def _changed_place(self) -> Place | None:
         """The first place with another value; equal ones are taken as they are now."""

@@ -21,6 +21,7 @@ from memfit.capture.held import (
     is_plain,
     is_shared,
 )
+from memfit.capture.numbers import Follower
 
 HOOKS = frozenset(name for name in vars(nn.Module()) if name.endswith("hooks"))
 _DEEPEST = 3  # objects in objects that nobody watches
@@ -43,7 +44,7 @@ class Notes:
     def note(self, path: str, home: Mapping[str, Any], name: str, value: Any) -> None:
         """Note a value by its home, and what it holds."""
         key = (id(home), name)
-        if key in self.places:
+        if key in self.places or type(value) is Follower:  # which is not compared later
             return
         self._kept.append(home)
         if name not in HOOKS:

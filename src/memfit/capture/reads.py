@@ -26,6 +26,7 @@ from memfit.capture.held import generator_state, is_own_class
 from memfit.capture.hooks import HOOKS_OF_ALL
 from memfit.capture.names import ENVIRONMENT, Names, check_no_writes, check_same_in_every_call
 from memfit.capture.notes import HOOKS, Notes
+from memfit.capture.numbers import Numbers
 from memfit.capture.outputs import is_constant
 from memfit.capture.record import in_library
 from memfit.tensors import tensors_in
@@ -58,7 +59,8 @@ class _Watched:
 class Reads:
     """Notes what the forward of a model reads, see Note [What was read]."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, numbers: Numbers) -> None:
+        self._numbers = numbers
         self._thread = threading.get_ident()
         self._watched: dict[int, _Watched] = {}
         self._is_following = False
@@ -94,15 +96,17 @@ class Reads:
         if frame.f_code not in self._codes and not in_library(frame.f_code.co_filename):
             self._codes[frame.f_code] = frame.f_globals
 
-    def guards(self) -> Guards:
-        """Compare later all that was read; ValueError if the code writes globals."""
+    def guards(self, followed: Sequence[Place] = ()) -> Guards:
+        """Compare later all that was read, but for numbers that are followed; ValueError if the code writes globals."""
         for code, around in self._codes.items():
             check_no_writes(code, around)
             check_same_in_every_call(code, around)
         self._names.note(list(self._codes.items()))
         hooks = [(name, getattr(torch_module, name)) for name in HOOKS_OF_ALL]
         of_all = [(name, each, elements_of(each)) for name, each in hooks]
-        return Guards(list(self._notes.places.values()), [*self._notes.compared(), *of_all], self._forwards)
+        keys = {(id(each.home), each.name) for each in followed}
+        places = [each for key, each in self._notes.places.items() if key not in keys]
+        return Guards(places, [*self._notes.compared(), *of_all], self._forwards, followed)
 
     def contents(self) -> list[tuple[str, tuple[Any, ...]]]:
         """Return what is in the containers that were read."""
@@ -164,7 +168,7 @@ class Reads:
                 raise ValueError(_CARRIES.format(watched.path_of(name)))
 
     def _watch(self, path: str, thing: Any) -> None:
-        self._watched[id(thing)] = _Watched(thing, path, thing.__dict__, dict(thing.__dict__))
+        self._watched[id(thing)] = _Watched(thing, path, thing.__dict__, self._numbers.attributes(thing.__dict__))
 
     def _watch_object(self, path: str, thing: Any) -> bool:
         """Watch an object that was read; False if its attributes cannot be followed."""

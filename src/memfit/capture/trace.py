@@ -21,6 +21,7 @@ from memfit.capture.diagnose import explain
 from memfit.capture.effects import Effect
 from memfit.capture.guards import Guards
 from memfit.capture.layout import ChannelsLast, lies_channels_last
+from memfit.capture.numbers import NotFollowed, Numbers
 from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
 from memfit.capture.reads import Reads
 from memfit.capture.record import ANNOTATION, ModuleStack, Recorder
@@ -28,7 +29,7 @@ from memfit.capture.refusals import refusing
 from memfit.capture.sample import Sample, check_sample
 from memfit.capture.snapshot import Snapshot
 from memfit.collecting import collected_later
-from memfit.errors import CaptureError, InvalidInput, InvalidModel, MemfitError
+from memfit.errors import CaptureError, InvalidInput, InvalidModel, MemfitError, first_line
 from memfit.tensors import tensors_in
 
 ROOT = "model"  # the name under which _Subject holds the captured module
@@ -47,6 +48,7 @@ class Joint:
     avoided_values: bool = False  # traced with `tracing_flags`: libraries may have taken another way than eager
     guards: Guards = dataclasses.field(default_factory=lambda: Guards([], []))  # what the forward has read
     effects: tuple[Effect, ...] = ()  # what it leaves behind
+    numbers: Numbers = dataclasses.field(default_factory=Numbers)  # that calls take anew
     seconds: float = 0.0  # that tracing took
 
     @property
@@ -98,6 +100,7 @@ def traced(
         stack.callback(snapshot.restore)
         subject = _Subject(model, snapshot, backward_from, with_hooks, outputs, channels_last, runs)
         stack.callback(subject.reads.restore)
+        stack.callback(subject.numbers.restore)
         joint = _export(stack, subject, _as_fake_as(model, sample))
         subject.reads.restore()
         snapshot.restore()  # torch puts back what it traced with by name, which forgets parts that have two
@@ -130,14 +133,19 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
             # Autograd's own account of a failure; ours follows.
             warnings.filterwarnings("ignore", message="Error detected in")
             with autocast(subject.autocast, enabled=False):  # see Note [Backward outside autocast] in `autocast.py`
-                export = _torch.export_joint(attempt, subject, sample.args, dict(sample.kwargs))
+                with subject.numbers.giving():
+                    export = _torch.export_joint(attempt, subject, sample.args, dict(sample.kwargs))
+                subject.numbers.restore()
                 guards = subject.guards()
+                subject.numbers.mark(export.graph_module.graph)
             stack.enter_context(attempt.pop_all())
     except MemfitError:
         raise
     except Exception as error:
         if isinstance(error, _torch.DataDependentOutputException) and not last_try:
             raise
+        if subject.numbers.places:
+            raise NotFollowed(first_line(error)) from error
         name = type(subject.model).__name__
         raise explain(error, model_name=name, module=subject.module_stack.innermost) from error
     assert subject.template is not None
@@ -153,6 +161,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         avoided_values=last_try,
         guards=guards,
         effects=subject.effects,
+        numbers=subject.numbers,
     )
 
 
@@ -183,21 +192,26 @@ class _Subject(nn.Module):
         self.template: OutputTemplate | None = None
         self.differentiated: tuple[int, ...] = ()
         self.undifferentiated: tuple[int, ...] = ()
-        self.reads = Reads(model)
+        self.numbers = Numbers()
+        self.reads = Reads(model, self.numbers)
         self._generator = torch.get_rng_state()
         self._contents: list[tuple[str, tuple[Any, ...]]] = []  # after the forward
         self.effects: tuple[Effect, ...] = ()
         self.training = model.training
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        self.numbers.restore()
         self._snapshot.restore_attributes()  # the forward is traced more than once
         self.reads.restore()
         recorder = Recorder(self.module_stack, self.reads.ran)
         refused = refusing() if self._runs else contextlib.nullcontext()
         with self.module_stack.following(), _torch.eager_dispatch(), recorder, self.reads.following(), refused:
             buffers = _buffers_by_place(self.model)
-            with autocast(self.autocast), ChannelsLast() if self._channels_last else contextlib.nullcontext():
+            in_layout = ChannelsLast() if self._channels_last else contextlib.nullcontext()
+            self.numbers.begin()
+            with autocast(self.autocast), in_layout:
                 output = (self.model if self._with_hooks else self.model.forward)(*args, **kwargs)
+            self.numbers.restore()
             _keep_buffers(self.model, buffers)
         given = [*_states(self.model), *pytree.tree_leaves((args, kwargs))]
         effects, left = self._left_behind(recorder, given) if self._runs else ([], [])
@@ -220,6 +234,7 @@ class _Subject(nn.Module):
         places = range(len(tensors), len(tensors) + len(left))
         self.differentiated += tuple(place for place, each in zip(places, left, strict=True) if each.requires_grad)
         tensors += left
+        self.numbers.follow()  # functions of the backward pass may read them, too
         self.undifferentiated = tuple(
             index for index, tensor in enumerate(tensors) if tensor.requires_grad and index not in self.differentiated
         )
@@ -237,7 +252,7 @@ class _Subject(nn.Module):
                     f"a hook or a function of the backward pass changes {name}, which a captured call would not do "
                     "again"
                 )
-        return self.reads.guards()
+        return self.reads.guards(self.numbers.places)
 
     def _read_contents(self) -> list[tuple[str, tuple[Any, ...]]]:
         return [*self._snapshot.contents(), *self.reads.contents()] if self._runs else []

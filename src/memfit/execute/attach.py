@@ -33,7 +33,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
-from memfit.errors import ExecutionError, InfeasibleBudget, InvalidInput
+from memfit.capture.guards import Place
+from memfit.capture.numbers import following
+from memfit.errors import ExecutionError, InfeasibleBudget, InvalidInput, MemfitError
 from memfit.execute.call import Call
 from memfit.execute.differences import difference
 from memfit.execute.kinds import LastCall, attributes_on, kind_of_call, parts_of, requires_grad
@@ -42,6 +44,7 @@ log = logging.getLogger(__name__)
 
 _MOST_OF_A_KIND = 15  # captured calls that have read different values, besides the newest
 _CALL_OF_MODULE = nn.Module._call_impl.__code__
+_FOLLOWED_FROM = 2  # changes of a number
 _TOO_MANY = 3  # captures for one reason, before it is said what to do
 
 
@@ -160,6 +163,8 @@ class PlannedForward:
         self.runs = 0  # of captured calls
         self._reasons: Counter[str] = Counter()  # why calls were captured after the first
         self._said: set[str] = set()
+        self._changes: Counter[str] = Counter()  # of numbers that the code reads, by path
+        self._followed: list[Place] = []  # numbers that calls take anew, see `capture/numbers.py`
         self._last: LastCall | None = None
         self._before: Call | None = None  # what the call before this one ran
         self._model = model
@@ -191,9 +196,11 @@ class PlannedForward:
         call = next((each for each in of_kind if each.guards.hold()), None)
         if call is None:
             why = self._why(kind, modules, leaves)
-            call = self._captured(args, kwargs, why)
+            followed = self._following(args, kwargs, of_kind)
+            call = followed or self._captured(args, kwargs, why)
             self.calls[kind] = [*of_kind[-_MOST_OF_A_KIND:], call]
-            self._advise(why)
+            if followed is None:
+                self._advise(why)
         # Calls of several kinds in turns are not worth being remembered one by one.
         self._last = LastCall.of(call, modules, states, leaves, spec) if call is self._before else None
         self._before = call
@@ -242,6 +249,23 @@ class PlannedForward:
         if self.active:
             self._model.__dict__["forward"] = self
         self.active = True
+
+    def _following(self, args: Any, kwargs: Any, of_kind: list[Call]) -> Call | None:
+        """Capture a call that takes numbers anew which have changed before; None if there are none to be followed."""
+        changed = of_kind[-1].guards.changed_numbers() if of_kind else []
+        self._changes.update(each.path for each in changed)
+        new = [each for each in changed if self._changes[each.path] == _FOLLOWED_FROM]
+        for places in (self._followed + new, self._followed) if new else (self._followed,):
+            names = ", ".join(each.path for each in places)
+            try:
+                with following(places):
+                    call = self._captured(args, kwargs, f"it takes {names} anew") if places else None
+            except (MemfitError, ValueError) as error:
+                log.info("%s cannot be taken anew by every call: %s", names, error)
+            else:
+                self._followed = places
+                return call
+        return None
 
     def _captured(self, args: tuple[Any, ...], kwargs: dict[str, Any], why: str = "") -> Call:
         log.info("capturing a new kind of call to %s%s", type(self._model).__name__, f": {why}" if why else "")
@@ -308,7 +332,7 @@ class PlannedForward:
         twin.compile_call = self.compile_call
         twin.whole = None if self.whole is None else memo.get(id(self.whole))
         twin.active, twin.capture_s, twin.runs = self.active, 0.0, 0
-        twin._reasons, twin._said = Counter(), set()
+        twin._reasons, twin._said, twin._changes, twin._followed = Counter(), set(), Counter(), []
         twin._model = model
         twin._instance_forward = copy.deepcopy(self._instance_forward, memo)
         functools.update_wrapper(twin, twin.original)

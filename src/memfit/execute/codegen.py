@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from memfit.capture.numbers import Number
 from memfit.ops.calls import faithful_call, quick_call
 from memfit.ops.inplace import in_place_form
 
@@ -98,6 +99,8 @@ class _Writer:
             return f"[{', '.join(self._value(item) for item in value)}]"
         if value is None or isinstance(value, bool) or type(value) is int:
             return repr(value)
+        if isinstance(value, Number):
+            return f"{self._constant(value.local)}.now"
         return self._constant(value)
 
     def _constant(self, value: Any) -> str:

@@ -8,6 +8,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit.capture.numbers import Numbers
 from memfit.capture.trace import Joint
 from memfit.collecting import collected_later
 from memfit.errors import ExecutionError
@@ -44,6 +45,7 @@ class CompiledCall:
         places = _torch.result_places(joint.export)
         self._arrivals = Arrivals(joint.differentiated, places.start) if len(joint.differentiated) > 1 else None
         self._is_explained = False
+        self._numbers = joint.numbers if joint.numbers.found else None
         with collected_later():
             self._run = _compile(joint, graph, program or unplanned_program(graph), self._arrivals, around_backward)
 
@@ -51,7 +53,12 @@ class CompiledCall:
         """Run on the current parameters and buffers (`states`) and the call's arguments."""
         ordered = {name: kwargs[name] for name in self._keywords}
         given = (*states, *pytree.tree_leaves((args, ordered)))
+        if self._numbers is not None:
+            values = self._numbers.taken()
+            self._numbers.put(values)
         tensors = list(self._run([*given]))
+        if self._numbers is not None and torch.is_grad_enabled():
+            _numbers_of_backward(self._numbers, values, tensors[self._differentiated[0]])
         if not self._is_explained and torch.is_grad_enabled():
             _torch.explained_backward(tensors[self._differentiated[0]], _explained)
             self._is_explained = True
@@ -64,6 +71,12 @@ class CompiledCall:
         for effect in self._effects:
             effect.apply(tensors, given)
         return self._template.rebuild(tensors, given)
+
+
+def _numbers_of_backward(numbers: Numbers, values: list[float], output: torch.Tensor) -> None:
+    """Let the backward pass find the numbers of its own forward pass."""
+    assert output.grad_fn is not None
+    output.grad_fn.register_prehook(lambda _: numbers.put(values))
 
 
 def _explained(backward: Callable[..., Any]) -> Callable[..., Any]:

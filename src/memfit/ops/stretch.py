@@ -285,6 +285,8 @@ def digest_of(graph: fx.Graph) -> str:
             return {"node": numbers[value]}
         if isinstance(value, list | tuple):
             return [written(each) for each in value]
+        if isinstance(value, float) and type(value) is not float:
+            raise ValueError("a number that every call takes anew cannot be compiled into a kernel")
         if value is None or isinstance(value, bool | int | float | str):
             return value
         return str(value)
