@@ -99,14 +99,32 @@ def main() -> None:
     if options.train is not None:
         print(json.dumps(dataclasses.asdict(_train(cases[options.train], options))))
         return
-    console, rows = Console(width=None if sys.stdout.isatty() else 150), []
+    console = Console(width=None if sys.stdout.isatty() else 150)
+    rows = {row.case: row for row in _rows_of(options.results)}
     for name in cases:
         if options.words and not any(word.lower() in name.lower() for word in options.words):
             continue
-        rows.append(_measured(name, options))
-        console.print(_line(rows[-1]), highlight=False)
-        write_atomically(options.results, json.dumps([dataclasses.asdict(row) for row in rows], indent=1))
-    console.print(_table(rows))
+        rows[name] = _measured(name, options)
+        console.print(_line(rows[name]), highlight=False)
+        found = [dataclasses.asdict(rows[each]) for each in cases if each in rows]
+        write_atomically(options.results, json.dumps(found, indent=1))
+    console.print(_table([rows[each] for each in cases if each in rows]))
+
+
+def _rows_of(path: Path) -> list[Row]:
+    """Read what earlier runs have measured."""
+    if not path.exists():
+        return []
+    trained = ("planned", "unplanned", "planned_in_limit", "unplanned_in_limit")
+    return [
+        Row(
+            case=each["case"],
+            malloc=each["malloc"],
+            prediction=Prediction(**each["prediction"]),
+            **{name: Training(**each[name]) for name in trained},
+        )
+        for each in json.loads(path.read_text())
+    ]
 
 
 def _measured(name: str, options: argparse.Namespace) -> Row:
