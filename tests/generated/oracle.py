@@ -3,6 +3,11 @@
 The plain eager run from the same seed is the oracle. Loss, gradients (and which are None), buffers and the generator
 are compared bit for bit after each step; the measured peak with the budget and with the prediction; the estimated
 peak of the plain step with its measured one.
+
+Note [Promises]
+    Bits are promised where no technique rounds and nothing was warned of. Two exceptions: where the model is called
+    several times for one backward, autograd adds up all uses of a parameter one by one, and those of a captured call
+    at once; and lossy techniques are held to a tolerance in the first step alone, as the next starts from other weights.
 """
 
 import dataclasses
@@ -93,7 +98,7 @@ def _compare(spec: Spec, outcome: Outcome, said: list[Any]) -> None:
     except Exception as error:
         raise _ended(error) from error
     rounded = any(each in str(message.message) for message in said for each in _ROUNDED)
-    _check_equal(spec, expected, found, rounded)
+    _check_equal(spec, expected, found, rounded=rounded)
     _check_peak(spec, outcome)
     _check_estimate(spec, eager, outcome)
 
@@ -162,19 +167,17 @@ def _peak_bytes(spec: Spec, model: nn.Module) -> int:
     return measure_peak(lambda: plain_step(spec, model, batch), resident=[model, batch]).peak_bytes
 
 
-def _check_equal(spec: Spec, expected: list[Any], found: list[Any], rounded: bool) -> None:
-    techniques = [*spec.fit.allow, spec.fit.kernels]
+def _check_equal(spec: Spec, expected: list[Any], found: list[Any], *, rounded: bool) -> None:
+    """See Note [Promises]."""
+    techniques = {*spec.fit.allow, spec.fit.kernels}
+    lossy = techniques & {*ROUNDING}
     tolerance = max((_TOLERANCES[each] for each in techniques if each in _TOLERANCES), default=0.0)
-    if rounded:
-        tolerance = max(tolerance, 0.05)
-    lossy = {*spec.fit.allow} & {*ROUNDING}
-    for number, (one, other) in enumerate(zip(expected, found, strict=True)):
-        exact = tolerance == 0 or (lossy and number == 0 and not rounded)
+    tolerance = max(tolerance, 0.05 if rounded else 0.0, 1e-5 if spec.loop.forwards > 1 else 0.0)
+    steps = 1 if lossy else len(expected)
+    for number, (one, other) in enumerate(zip(expected[:steps], found, strict=False)):
         for name in one.keys() | other.keys():
-            allowed = tolerance if not exact or name.startswith("gradient") else 0.0
-            allowed = 1e-4 if allowed == 0 and "chunk" in lossy and name == "loss" else allowed
             far = difference(one.get(name), other.get(name))
-            if far > allowed:
+            if far > tolerance:
                 raise _Ended(DIFFERENT, f"{name} of step {number} by {far:.2g}")
 
 

@@ -23,6 +23,7 @@ from memfit.capture.guards import Guards
 from memfit.capture.layout import ChannelsLast, lies_channels_last
 from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
 from memfit.capture.reads import Reads
+from memfit.capture.real_layouts import real_layouts
 from memfit.capture.record import ANNOTATION, ModuleStack, Recorder
 from memfit.capture.sample import Sample, check_sample
 from memfit.capture.snapshot import Snapshot
@@ -132,7 +133,8 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         ):
             # Autograd's own account of a failure; ours follows.
             warnings.filterwarnings("ignore", message="Error detected in")
-            with autocast(subject.autocast, enabled=False):  # see Note [Backward outside autocast] in `autocast.py`
+            # See Note [Backward outside autocast] in `autocast.py`.
+            with autocast(subject.autocast, enabled=False), real_layouts():
                 export = _torch.export_joint(attempt, subject, sample.args, dict(sample.kwargs))
                 guards = subject.guards()
             stack.enter_context(attempt.pop_all())
