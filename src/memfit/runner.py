@@ -24,6 +24,7 @@ from memfit.describe import describe_sample
 from memfit.errors import CaptureError, InvalidFile, first_line
 from memfit.execute.attach import Call, OwnForward
 from memfit.execute.compiled import CompiledCall
+from memfit.internal import internal_errors
 from memfit.ir import Graph, OptimizerMemory, Program
 from memfit.layout import with_layout
 from memfit.measure.allocations import Quiet
@@ -111,7 +112,8 @@ class Runner:
         return call
 
     def _traced(self, model: nn.Module, example: Sample, unplanned: Traced | None) -> CompiledCall:
-        with traced_for(model, example, self.recipe, with_hooks=False) as joint:
+        doing = f"planning a step of {type(model).__name__}"
+        with internal_errors(doing), traced_for(model, example, self.recipe, with_hooks=False) as joint:
             check_equal_to_eager(type(model).__name__, joint)
             if self.recipe.is_unplanned:
                 return CompiledCall(joint, lower(joint))

@@ -7,7 +7,7 @@ peak of the plain step with its measured one.
 Note [Promises]
     Bits are promised where no technique rounds and nothing was warned of. Two exceptions: where the model is called
     several times for one backward, autograd adds up all uses of a parameter one by one, and those of a captured call
-    at once; and lossy techniques are held to a tolerance in the first step alone, as the next starts from other weights.
+    at once. And lossy techniques are held to a tolerance in the first step alone: the next starts from other weights.
 """
 
 import dataclasses

@@ -81,10 +81,11 @@ def _seen(signature: str) -> tuple[_Seen | None, ...]:
 
 def _axes(tensor: torch.Tensor) -> tuple[int, ...]:
     """Axes of more than one element, from the widest stride on; none if elements overlap."""
+    strides = tensor.stride()
     wide = [axis for axis in range(tensor.dim()) if tensor.shape[axis] > 1]
-    if any(tensor.stride(axis) == 0 for axis in wide):
+    if any(strides[axis] == 0 for axis in wide):
         return ()
-    return tuple(sorted(wide, key=lambda axis: -tensor.stride(axis)))
+    return tuple(sorted(wide, key=lambda axis: -strides[axis]))
 
 
 def _laid_out(mode: _torch.FakeTensorMode, fake: torch.Tensor, seen: _Seen | None) -> torch.Tensor:
