@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 
 import pytest
+
 from generated.draw import draw
 from generated.oracle import CRASH, DIFFERENT, EQUAL, INVALID, REFUSED, SOUND, Outcome, outcome_of
 from generated.record import Record
