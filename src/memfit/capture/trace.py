@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import operator
 import threading
 import time
@@ -19,6 +20,7 @@ from memfit._memory_events import MemoryRecorder
 from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.diagnose import explain
 from memfit.capture.effects import Effect
+from memfit.capture.gradient_layouts import Starts, starting_in, take_out_copies
 from memfit.capture.guards import Guards
 from memfit.capture.layout import ChannelsLast, lies_channels_last
 from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
@@ -47,6 +49,7 @@ class Joint:
     avoided_values: bool = False  # traced with `tracing_flags`: libraries may have taken another way than eager
     guards: Guards = dataclasses.field(default_factory=lambda: Guards([], []))  # what the forward has read
     effects: tuple[Effect, ...] = ()  # what it leaves behind
+    starts: Starts = ()  # layouts of the gradients of outputs, where they are not those of the outputs
     seconds: float = 0.0  # that tracing took
 
     @property
@@ -80,14 +83,16 @@ def traced(
     with_hooks: bool = True,
     outputs: str = "all",
     channels_last: bool = False,
+    starts: Starts = (),
     runs: bool = True,
 ) -> Iterator[Joint]:
     """Trace one forward and backward pass of `model` on `sample`; nothing is computed.
 
     `outputs="loss"` returns `None` in the place of every output the backward pass does not start from.
     `with_hooks=False` leaves out the hooks of the model itself (not of its parts), for a trace that
-    will run inside them. `channels_last` lays out images as convolutions want them, see `layout.py`. With `runs=False`
-    the trace is only looked at, and may be of a forward that does more than a captured call can do again.
+    will run inside them. `channels_last` lays out images as convolutions want them, see `layout.py`. `starts` are the
+    layouts in which gradients of outputs come, see Note [Gradients of outputs] in `gradient_layouts.py`. With
+    `runs=False` the trace is only looked at, and may be of a forward that does more than a captured call can do again.
     """
     check_sample(model, sample)
     if any(isinstance(each, nn.parameter.UninitializedParameter) for each in model.parameters()):
@@ -100,7 +105,7 @@ def traced(
         start = time.monotonic()
         snapshot = Snapshot(model)
         stack.callback(snapshot.restore)
-        subject = _Subject(model, snapshot, backward_from, with_hooks, outputs, channels_last, runs)
+        subject = _Subject(model, snapshot, backward_from, with_hooks, outputs, channels_last, starts, runs)
         stack.callback(subject.reads.restore)
         joint = _export(stack, subject, _as_fake_as(model, sample))
         subject.reads.restore()
@@ -148,6 +153,9 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
     assert subject.template is not None
     _check_dense(type(subject.model).__name__, export.graph_module.graph)
     _restore_shared_results(export.graph_module.graph)
+    if subject.copied:
+        first = _torch.result_places(export).start
+        take_out_copies(export.graph_module.graph, [first + place for place in subject.copied])
     return Joint(
         export=export,
         input_names=sample.leaf_names(),
@@ -158,6 +166,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         avoided_values=last_try,
         guards=guards,
         effects=subject.effects,
+        starts=subject.starts,
     )
 
 
@@ -172,6 +181,7 @@ class _Subject(nn.Module):
         with_hooks: bool,
         outputs: str,
         channels_last: bool,
+        starts: Starts,
         runs: bool,
     ) -> None:
         super().__init__()
@@ -182,6 +192,8 @@ class _Subject(nn.Module):
         self._backward_from = backward_from
         self._outputs = outputs
         self._channels_last = channels_last
+        self.starts = starts
+        self.copied: tuple[int, ...] = ()  # outputs that are traced through a copy
         self._runs = runs
         self.caches_casts = torch.is_autocast_cache_enabled()  # asked here: a trace switches it off
         self.autocast = autocast_state()
@@ -224,9 +236,13 @@ class _Subject(nn.Module):
         self.undifferentiated = tuple(
             index for index, tensor in enumerate(tensors) if tensor.requires_grad and index not in self.differentiated
         )
-        return tuple(
-            tensor if index in self.differentiated else tensor.detach() for index, tensor in enumerate(tensors)
-        )
+        laid_out = [
+            starting_in(tensor, axes) if index in self.differentiated else tensor
+            for index, (tensor, axes) in enumerate(itertools.zip_longest(tensors, self.starts[: len(tensors)]))
+        ]
+        places = range(len(tensors))
+        self.copied = tuple(place for place in places if laid_out[place] is not tensors[place])
+        return tuple(each if index in self.differentiated else each.detach() for index, each in enumerate(laid_out))
 
     def guards(self) -> Guards:
         """Return guards of all the forward has read; ValueError if a captured call cannot do as it does."""
