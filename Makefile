@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-torch check docs bench frontier multilevel families drop-in zoo transformer clean
+.PHONY: demo test test-torch check docs bench frontier multilevel families generated drop-in zoo transformer clean
 
 demo: $(READY)  ## a model inside a hard limit that stops plain PyTorch, then ResNet-50 and GPT-2 in half of their activation memory; about two minutes
 	$(BIN)/memfit demo --force
@@ -42,6 +42,11 @@ multilevel: $(READY)  ## hypergradients beside Betty (if it is installed), and t
 
 families: $(READY)  ## a matrix of real architectures: captured, equal to eager, fitted; goes on where it stood
 	$(BIN)/python -W ignore -m benchmarks.families
+
+N ?= 1000
+
+generated: $(READY)  ## random models and loops, plain and fitted: make generated N=10000; goes on where it stood
+	cd tests && ../$(BIN)/python -W ignore -m generated $(N)
 
 drop-in: $(READY)  ## the table of usage patterns, docs/drop-in.md, from what the patterns of the tests state
 	cd tests && ../$(BIN)/python -m patterns

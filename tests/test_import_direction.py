@@ -35,7 +35,7 @@ DATA = {
     "progress",
 }
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
-PIPELINE = {"describe", "recipe", "outside_loss", "prepare", "process_budget", "shortage", "pipeline"}
+PIPELINE = {"describe", "internal", "recipe", "outside_loss", "prepare", "process_budget", "shortage", "pipeline"}
 BELOW_API = (
     BELOW_CAPTURE
     | PIPELINE
@@ -84,6 +84,7 @@ MAY_IMPORT = {
     "execute": BELOW_CAPTURE | {"capture"},
     "estimate": BELOW_CAPTURE | {"plan"},
     "describe": BELOW_CAPTURE | {"capture"},
+    "internal": BELOW_CAPTURE | {"capture", "execute", "describe"},
     "recipe": BELOW_CAPTURE | {"plan"},
     "outside_loss": BELOW_CAPTURE | {"plan", "capture", "execute", "describe", "recipe"},
     "prepare": BELOW_CAPTURE | {"plan", "capture", "execute", "describe", "recipe", "outside_loss"},

@@ -10,6 +10,7 @@ from memfit.errors import (
     CaptureError,
     ExecutionError,
     InfeasibleBudget,
+    InternalError,
     InvalidBudget,
     InvalidFile,
     InvalidInput,
@@ -21,6 +22,7 @@ from memfit.errors import (
 )
 from memfit.estimate import Estimate
 from memfit.execute.attach import Captures, captures_of, remove
+from memfit.internal import bug_report
 from memfit.malloc import keep_freed_memory, release_freed_memory
 from memfit.plan.frontier import Frontier
 from memfit.plan.plan import Plan
@@ -51,6 +53,7 @@ __all__ = [
     "ExecutionError",
     "Frontier",
     "InfeasibleBudget",
+    "InternalError",
     "InvalidBudget",
     "InvalidFile",
     "InvalidInput",
@@ -68,6 +71,7 @@ __all__ = [
     "Step",
     "StepPolicy",
     "apply",
+    "bug_report",
     "captures_of",
     "check",
     "check_run",

@@ -27,6 +27,8 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
     Composite operators decompose as in the eager run, see Note [Eager decompositions].
 `annotation` rests on `torch.fx.traceback.annotate`
     Marks on the nodes that are created meanwhile.
+`fake_results_through` rests on `FakeTensorMode.dispatch`
+    Every operator on fake tensors passes it, in the forward and in the backward pass of a trace.
 `no_modes` rests on `_disable_current_modes`
     Compute on real tensors while a trace is running.
 `below_autograd` rests on `_AutoDispatchBelowAutograd`
@@ -133,6 +135,7 @@ __all__ = [
     "eager_dispatch",
     "explained_backward",
     "export_joint",
+    "fake_results_through",
     "first_operator",
     "fresh_kernel_cache",
     "function_modes",
@@ -208,6 +211,22 @@ def export_joint(
     """Trace forward and backward of a module into one graph with static shapes."""
     with _use_lazy_graph_module(True):
         return aot_export_joint_with_descriptors(stack, module, args, kwargs, ignore_shape_env=True)
+
+
+@contextlib.contextmanager
+def fake_results_through(correct: Callable[[FakeTensorMode, Any, Any, Any, Any], Any]) -> Iterator[None]:
+    """Let what operators make of fake tensors pass a function of mode, operator, arguments and result."""
+    own = FakeTensorMode.dispatch
+
+    def dispatch(self: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = own(self, func, types, args, kwargs)
+        return correct(self, func, args, kwargs or {}, result)
+
+    FakeTensorMode.dispatch = dispatch  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        FakeTensorMode.dispatch = own  # type: ignore[method-assign]
 
 
 def compile_joint(

@@ -12,9 +12,18 @@ from torch import nn
 from memfit.capture.sample import Sample, check_initialized
 from memfit.capture.with_loss import call_of_model
 from memfit.describe import device_of, model_digest
-from memfit.errors import CaptureError, InfeasibleBudget, InvalidFile, InvalidInput, InvalidModel, MemfitError
+from memfit.errors import (
+    CaptureError,
+    InfeasibleBudget,
+    InternalError,
+    InvalidFile,
+    InvalidInput,
+    InvalidModel,
+    MemfitError,
+)
 from memfit.estimate import Estimate
 from memfit.execute.attach import attach, planned_forward, remove, removed
+from memfit.internal import internal_errors
 from memfit.layout import with_layout
 from memfit.measure.available import available
 from memfit.measure.devices import find_device
@@ -81,16 +90,17 @@ def estimate(
     _check_model(model)
     with progress_line(progress, "tracing a training step") as line:
         try:
-            step = unplanned_step(
-                model,
-                sample,
-                optimizer=optimizer,
-                loss=loss,
-                device=device,
-                measure=measure,
-                backward_from=backward_from,
-                progress=line.measured,
-            )
+            with internal_errors(f"estimating a step of {type(model).__name__}"):
+                step = unplanned_step(
+                    model,
+                    sample,
+                    optimizer=optimizer,
+                    loss=loss,
+                    device=device,
+                    measure=measure,
+                    backward_from=backward_from,
+                    progress=line.measured,
+                )
         except CaptureError as error:
             if measure is False or process or device is not None:
                 raise
@@ -191,7 +201,8 @@ def _plan_whole(model: nn.Module, example: Sample, recipe: Recipe) -> Plan:
     recipe, unplanned = with_layout(model, example, recipe)
 
     def made(way: Recipe) -> Plan:
-        with traced_for(model, example, way) as joint:
+        doing = f"planning a step of {type(model).__name__}"
+        with internal_errors(doing), traced_for(model, example, way) as joint:
             other = unplanned if way.channels_last else None
             prepared = prepare(model, joint, example, way, may_put_off=True, unplanned=other)
             return StepPlanner(model, joint, example, way, prepared).plan(way)
@@ -276,7 +287,10 @@ def fit_by(recipe: Recipe, model: nn.Module, example: Sample, progress: Progress
             return _attached(model, Runner(recipe=recipe, in_regions=_later_in_regions), example)
         except CaptureError as error:
             line.doing("planning region by region")
-            return _fit_regions(recipe, model, example, error)
+            fitted = _fit_regions(recipe, model, example, error)
+            if isinstance(error, InternalError):
+                warnings.warn(f"this model is planned region by region: {error}", stacklevel=3)
+            return fitted
 
 
 def _fit_regions(recipe: Recipe, model: nn.Module, example: Sample, error: CaptureError) -> nn.Module:
@@ -382,7 +396,8 @@ def frontier(
         recipe = _told(recipe, line)
         report = _counted_points(line, len(fractions) + 1, report)
         try:
-            with traced_for(model, example, recipe) as joint:
+            doing = f"planning a step of {type(model).__name__}"
+            with internal_errors(doing), traced_for(model, example, recipe) as joint:
                 largest = dataclasses.replace(recipe, budget=float(max(fractions, default=1.0)))
                 prepared = prepare(model, joint, example, largest, may_put_off=True)
                 planning = StepPlanner(model, joint, example, recipe, prepared)

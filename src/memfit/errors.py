@@ -8,6 +8,7 @@ MemfitError
 │   └── InvalidFile         a file of ours that is damaged, foreign or too new
 ├── InfeasibleBudget    no plan fits; says the smallest budget that one does (exit code 3)
 ├── CaptureError        the model could not be traced; names module, source line and reason
+│   └── InternalError       planning failed inside memfit; says what was being done, and how to report it
 ├── RankError           the ranks of a run do not agree, or one of them failed; all of them raise it
 ├── ExecutionError      a captured model was used in a way it was not captured for, or a tier failed
 └── NonFiniteLoss       a step's loss is not a number; says which step, nothing was updated
@@ -79,6 +80,10 @@ class CaptureError(MemfitError):
         super().__init__(message)
         self.module = module
         self.source = source
+
+
+class InternalError(CaptureError):
+    """Planning failed inside memfit, at no fault of the caller; see `memfit.bug_report`."""
 
 
 class ExecutionError(MemfitError):

@@ -213,6 +213,7 @@ class LossMemory:
     )
     batch_bytes: int  # live all along: of the batch, what the model is not given
     output_bytes: int  # of the outputs that it was found for
+    starts: tuple[tuple[int, ...] | None, ...] = ()  # how gradients of outputs come, see `capture/gradient_layouts.py`
 
     def scaled(self, output_bytes: int) -> "LossMemory":
         """About what the same loss takes for outputs of another size."""
@@ -224,6 +225,7 @@ class LossMemory:
             lasting_bytes=math.ceil(self.lasting_bytes * share),
             batch_bytes=math.ceil(self.batch_bytes * share),
             output_bytes=output_bytes,
+            starts=self.starts,
         )
 
 

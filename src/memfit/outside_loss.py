@@ -10,6 +10,8 @@ Note [Loss by itself]
 
 import contextlib
 import dataclasses
+import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,14 +21,16 @@ from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit._memory_events import set_mark
+from memfit.capture.gradient_layouts import Axes, Starts, axes_of, starting_in
 from memfit.capture.lower import lower
 from memfit.capture.outputs import differentiated, take_apart
+from memfit.capture.real_layouts import real_layouts
 from memfit.capture.rehearse import nothing_remains
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
 from memfit.capture.with_loss import WithLoss
 from memfit.describe import is_fake, is_for_cuda
-from memfit.errors import CaptureError, InvalidInput
+from memfit.errors import CaptureError, InvalidInput, first_line
 from memfit.execute.kinds import states_of
 from memfit.execute.values import Values
 from memfit.ir import Graph, Kind, LossMemory
@@ -37,6 +41,8 @@ from memfit.plan.identity import identity_program
 from memfit.plan.simulate import simulate
 from memfit.recipe import OutsideLoss
 from memfit.tensors import storage_bytes
+
+log = logging.getLogger(__name__)
 
 _LOSS, _BACKWARD = "loss", "backward"  # marks: the model has returned, its backward pass begins
 _LIKELY_SHARE = 4  # of the outputs: what a loss takes with them as a rule, and seldom more
@@ -69,13 +75,56 @@ def loss_memory(
         assert loss.memory is not None
         return loss.memory.scaled(graph.output_bytes)
     if device is not None or is_fake(model, sample) or is_for_cuda(model, None):
-        return _simulated(loss, model, graph)
+        return dataclasses.replace(_simulated(loss, model, graph), starts=joint.starts)
     if room_bytes is not None and _LIKELY_SHARE * graph.output_bytes > room_bytes:
         with contextlib.suppress(CaptureError):
             simulated = _simulated(loss, model, graph)
             if graph.output_bytes + simulated.working_bytes > room_bytes:
-                return simulated
+                return dataclasses.replace(simulated, starts=joint.starts)
     return _measured(loss, model, sample, joint, graph)
+
+
+def gradient_starts(loss: OutsideLoss | None, model: nn.Module, sample: Sample, joint: Joint) -> Starts:
+    """How gradients of a traced call's outputs come from a loss; see Note [Gradients of outputs]; () if as usual.
+
+    The loss is run on tensors without memory. One that looks at values tells nothing.
+    """
+    if loss is None:
+        return ()
+    if loss.function is None:
+        return () if loss.memory is None else loss.memory.starts
+    outputs = [node.meta["val"] for node in _outputs(joint)]
+    if all(each.dim() < 2 for each in outputs):
+        return ()
+    try:
+        with _torch.no_modes(), nothing_remains(model, sample):
+            arrived = _arriving_axes(loss, model, joint, outputs)
+    except Exception as error:
+        log.info("how gradients of the outputs are laid out is not known: %s", first_line(error))
+        return ()
+    starts = tuple(arrived.get(place) for place in range(len(outputs)))
+    usual = all(axes is None or axes == axes_of(each) for axes, each in zip(starts, outputs, strict=True))
+    return () if usual else starts
+
+
+def _arriving_axes(
+    loss: OutsideLoss, model: nn.Module, joint: Joint, outputs: Sequence[torch.Tensor]
+) -> dict[int, Axes | None]:
+    """By output: the axes of its gradient, if one arrives."""
+    assert loss.function is not None
+    arrived: dict[int, Axes | None] = {}
+
+    def forward(*_: Any, **__: Any) -> Any:
+        tensors = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype) for each in outputs]
+        for place in joint.differentiated:
+            tensors[place].requires_grad_()
+            tensors[place].register_hook(lambda gradient, place=place: arrived.update({place: axes_of(gradient)}))
+        return joint.template.rebuild(tensors)
+
+    fakes = _torch.FakeTensorMode(allow_non_fake_inputs=True)
+    with fakes, real_layouts(), torch.enable_grad(), _forward_as(model, forward):
+        _scalar_of(loss.function(model, loss.batch)).backward()
+    return arrived
 
 
 @dataclasses.dataclass
@@ -105,7 +154,7 @@ def _measured(loss: OutsideLoss, model: nn.Module, sample: Sample, joint: Joint,
     def forward(*args: Any, **kwargs: Any) -> Any:
         seen.calls += 1
         seen.resident_bytes = held_bytes([model, args, kwargs])
-        tensors = _StandIn.apply(start, seen, fakes, held, joint.differentiated)
+        tensors = _StandIn.apply(start, seen, fakes, held, joint)
         set_mark(_LOSS)
         ordered = {name: kwargs[name] for name in _torch.keywords_of(joint.export)}
         return joint.template.rebuild(tensors, [*states_of(model), *pytree.tree_leaves((args, ordered))])
@@ -135,6 +184,7 @@ def _measured(loss: OutsideLoss, model: nn.Module, sample: Sample, joint: Joint,
         lasting_bytes=max(0, left_bytes),
         batch_bytes=max(0, before_bytes - seen.resident_bytes),
         output_bytes=graph.output_bytes,
+        starts=joint.starts,
     )
 
 
@@ -148,15 +198,17 @@ class _StandIn(torch.autograd.Function):
         seen: _Seen,
         fakes: Sequence[torch.Tensor],
         held: Sequence[bool],
-        starts: Sequence[int],
+        joint: Joint,
     ) -> tuple[torch.Tensor, ...]:
         ctx.set_materialize_grads(False)
         tensors = _zeros_like(fakes)
         seen.output_bytes = storage_bytes(tensors)
         seen.held = [tensor.detach() for tensor, is_held in zip(tensors, held, strict=True) if is_held]
         seen.held_bytes = storage_bytes(seen.held)
+        starts = joint.differentiated
         ctx.mark_non_differentiable(*(each for place, each in enumerate(tensors) if place not in starts))
-        ctx.seen, ctx.strides = seen, [fake.stride() for fake in fakes]
+        laid_out = [starting_in(*each) for each in itertools.zip_longest(fakes, joint.starts[: len(fakes)])]
+        ctx.seen, ctx.strides = seen, [fake.stride() for fake in laid_out]
         return tuple(tensors)
 
     @staticmethod

@@ -32,7 +32,7 @@ from memfit.measure.signature import with_operator
 from memfit.ops.likeness import Likenesses, likenesses
 from memfit.ops.registry import LEAN_OPERATORS, find_function, find_lean_operator, name_of
 from memfit.ops.stretch import STRETCH, Stretch, compile_all
-from memfit.outside_loss import loss_memory
+from memfit.outside_loss import gradient_starts, loss_memory
 from memfit.plan.captured import CapturedStep
 from memfit.plan.identity import identity_program
 from memfit.plan.problem import Costs, handed_out_together
@@ -117,19 +117,27 @@ class Prepared:
         return own_bytes + self.optimizer.state_bytes + loss_bytes
 
 
-def traced_for(
-    model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool = True
-) -> contextlib.AbstractContextManager[Joint]:
-    """Trace as a recipe wants it, for a call that will run in the place of the model's forward."""
+@contextlib.contextmanager
+def traced_for(model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool = True) -> Iterator[Joint]:
+    """Trace as a recipe wants it, for a call that will run in the place of the model's forward.
+
+    Twice where its loss gives gradients in another layout, see Note [Gradients of outputs] in
+    `capture/gradient_layouts.py`.
+    """
     check_no_inner_hooks(model)
-    return traced(
-        model,
-        sample,
-        backward_from=recipe.backward_from,
-        outputs=recipe.outputs,
-        with_hooks=with_hooks,
-        channels_last=recipe.channels_last,
-    )
+    options: dict[str, Any] = {
+        "backward_from": recipe.backward_from,
+        "outputs": recipe.outputs,
+        "with_hooks": with_hooks,
+        "channels_last": recipe.channels_last,
+    }
+    with traced(model, sample, **options) as joint:
+        starts = gradient_starts(recipe.loss, model, sample, joint)
+        if not starts:
+            yield joint
+            return
+    with traced(model, sample, **options, starts=starts) as joint:
+        yield joint
 
 
 def traced_as_eager(model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool = True) -> "Traced | None":

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from memfit.capture.lower import lower
+from memfit.capture.numbers import is_following
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint
 from memfit.collecting import collected_later
@@ -24,6 +25,7 @@ from memfit.describe import describe_sample
 from memfit.errors import CaptureError, InvalidFile, first_line
 from memfit.execute.call import Call, OwnForward
 from memfit.execute.compiled import CompiledCall
+from memfit.internal import internal_errors
 from memfit.ir import Graph, OptimizerMemory, Program
 from memfit.layout import with_layout
 from memfit.measure.allocations import Quiet
@@ -85,7 +87,7 @@ class Runner:
         try:
             return self._traced(model, example, None)
         except CaptureError as error:
-            if self.in_regions is None or self.plan is None:
+            if self.in_regions is None or self.plan is None or is_following():
                 raise
             self.in_regions(self.recipe, model, example, error)
             return OwnForward(model.forward)
@@ -111,7 +113,8 @@ class Runner:
         return call
 
     def _traced(self, model: nn.Module, example: Sample, unplanned: Traced | None) -> CompiledCall:
-        with traced_for(model, example, self.recipe, with_hooks=False) as joint:
+        doing = f"planning a step of {type(model).__name__}"
+        with internal_errors(doing), traced_for(model, example, self.recipe, with_hooks=False) as joint:
             check_equal_to_eager(type(model).__name__, joint)
             if self.recipe.is_unplanned:
                 return CompiledCall(joint, lower(joint))

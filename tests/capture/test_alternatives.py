@@ -274,3 +274,20 @@ def test_unused_alternatives_change_nothing(memory_format: torch.memory_format) 
         loss.backward()
         results.append([loss.detach(), *(each.grad for each in model.parameters()), *model.buffers()])
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+class MixedLayouts(nn.Module):
+    """A convolution whose weight has its channels last, between contiguous values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x).contiguous().flip(1)).contiguous()
+
+
+def test_an_alternative_that_makes_another_layout_is_left_out() -> None:
+    graph = extended(MixedLayouts(), torch.randn(4, 3, 16, 16))
+    assert not named(graph, "convolution_backward")

@@ -41,7 +41,8 @@ def extend(joint: Joint, techniques: Collection[str]) -> None:
     for site in _sites(graph):
         for operator in operators:
             for alternative in operator.alternatives(site):
-                writer.add(operator, alternative)
+                with contextlib.suppress(_OtherLayout):
+                    writer.add(operator, alternative)
 
 
 def _sites(graph: fx.Graph) -> list[Site]:
@@ -73,6 +74,10 @@ def _described(graph: fx.Graph, kept: set[int]) -> Iterator[Site]:
             shown.add(key)
 
 
+class _OtherLayout(Exception):
+    """A call that lays out what it makes again in another way than the model's own: it is left out."""
+
+
 class _Writer:
     """Puts nodes where all they read exists, each call once."""
 
@@ -93,6 +98,7 @@ class _Writer:
 
     def _write(self, operator: LeanOperator, alternative: Alternative, args: tuple[Any, ...]) -> fx.Node:
         of = alternative.of
+        made = self._made(alternative, args)
         read = [arg for arg in pytree.tree_leaves(args) if isinstance(arg, fx.Node)]
         anchor = max((of, *read), key=self._places.__getitem__)
         name = f"{of.name}_{alternative.form or alternative.function.__name__}"
@@ -101,7 +107,7 @@ class _Writer:
         self._last[anchor] = node
         self._places[node] = self._places[anchor]
         node.meta = {key: of.meta[key] for key in INHERITED if key in of.meta}
-        node.meta["val"] = self._made(alternative, args)
+        node.meta["val"] = made
         node.meta[TECHNIQUE] = operator.name
         node.meta |= {FORM_OF: (of, alternative.form)} if alternative.form else {REMAKES: of}
         return node
@@ -139,7 +145,7 @@ class _Writer:
 def _check_layout(alternative: Alternative, made: Any) -> None:
     expected = alternative.of.meta["val"]
     if [_layout(each) for each in _flat(made)] != [_layout(each) for each in _flat(expected)]:
-        raise AssertionError(f"{alternative.function.__name__} makes another layout than {alternative.of.name} has")
+        raise _OtherLayout(f"{alternative.function.__name__} makes another layout than {alternative.of.name} has")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from memfit.capture.guards import Place
+from memfit.ops.number import NotFollowed, Number, refused
 
 _MAGIC = 0.7236067977499790  # and numbers near it: no model has them by chance
 _NAMES = ("add", "sub", "mul", "div", "true_divide", "multiply", "subtract")
@@ -39,10 +40,6 @@ def _followed_functions() -> set[Any]:
 _FUNCTIONS = _followed_functions()
 
 
-class NotFollowed(ValueError):
-    """A number is used in a way that a captured call cannot follow."""
-
-
 @contextlib.contextmanager
 def following(places: Sequence[Place]) -> Iterator[None]:
     """Follow numbers in what is captured meanwhile."""
@@ -53,8 +50,9 @@ def following(places: Sequence[Place]) -> Iterator[None]:
         _FOLLOWING.reset(token)
 
 
-def _refused(*_: Any) -> Any:
-    raise NotFollowed("a number that changes from call to call is compared or converted")
+def is_following() -> bool:
+    """Return whether numbers are followed in what is captured now."""
+    return bool(_FOLLOWING.get())
 
 
 class Follower:
@@ -69,10 +67,10 @@ class Follower:
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        _refused()
+        refused()
 
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refused
-    __bool__ = __float__ = __int__ = __index__ = __hash__ = __round__ = _refused
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = refused
+    __bool__ = __float__ = __int__ = __index__ = __hash__ = __round__ = refused
 
     def __neg__(self) -> "Follower":
         return Follower(lambda numbers: -self.evaluate(numbers))
@@ -83,7 +81,7 @@ def _reckoned(function: Callable[[Any, Any], float], *, swapped: bool) -> Callab
         if isinstance(other, torch.Tensor):
             return NotImplemented
         if type(other) not in (int, float, Follower):
-            _refused()
+            refused()
         first, second = (other, one) if swapped else (one, other)
         return Follower(lambda numbers: function(_value(first, numbers), _value(second, numbers)))
 
@@ -98,21 +96,6 @@ for _name in ("add", "sub", "mul", "truediv", "pow"):
 def _value(each: Any, numbers: Sequence[float]) -> float:
     value: float = each.evaluate(numbers) if type(each) is Follower else each
     return value
-
-
-class Number(float):
-    """A number in a graph that every call takes anew; what reckons with it while a call is captured is refused."""
-
-    evaluate: Callable[[Sequence[float]], float]
-    local: threading.local  # whose `now` it is
-
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _refused
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refused
-    __pow__ = __rpow__ = __neg__ = __abs__ = __bool__ = __int__ = _refused
-    __hash__ = float.__hash__
-
-    def __repr__(self) -> str:
-        return "number"
 
 
 @dataclasses.dataclass

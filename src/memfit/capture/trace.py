@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import operator
 import threading
 import time
@@ -19,11 +20,13 @@ from memfit._memory_events import MemoryRecorder
 from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.diagnose import explain
 from memfit.capture.effects import Effect
+from memfit.capture.gradient_layouts import Starts, starting_in, take_out_copies
 from memfit.capture.guards import Guards
 from memfit.capture.layout import ChannelsLast, lies_channels_last
 from memfit.capture.numbers import NotFollowed, Numbers
 from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
 from memfit.capture.reads import Reads
+from memfit.capture.real_layouts import real_layouts
 from memfit.capture.record import ANNOTATION, ModuleStack, Recorder
 from memfit.capture.refusals import refusing
 from memfit.capture.sample import Sample, check_sample
@@ -49,6 +52,7 @@ class Joint:
     guards: Guards = dataclasses.field(default_factory=lambda: Guards([], []))  # what the forward has read
     effects: tuple[Effect, ...] = ()  # what it leaves behind
     numbers: Numbers = dataclasses.field(default_factory=Numbers)  # that calls take anew
+    starts: Starts = ()  # layouts of the gradients of outputs, where they are not those of the outputs
     seconds: float = 0.0  # that tracing took
 
     @property
@@ -82,14 +86,16 @@ def traced(
     with_hooks: bool = True,
     outputs: str = "all",
     channels_last: bool = False,
+    starts: Starts = (),
     runs: bool = True,
 ) -> Iterator[Joint]:
     """Trace one forward and backward pass of `model` on `sample`; nothing is computed.
 
     `outputs="loss"` returns `None` in the place of every output the backward pass does not start from.
     `with_hooks=False` leaves out the hooks of the model itself (not of its parts), for a trace that
-    will run inside them. `channels_last` lays out images as convolutions want them, see `layout.py`. With `runs=False`
-    the trace is only looked at, and may be of a forward that does more than a captured call can do again.
+    will run inside them. `channels_last` lays out images as convolutions want them, see `layout.py`. `starts` are the
+    layouts in which gradients of outputs come, see Note [Gradients of outputs] in `gradient_layouts.py`. With
+    `runs=False` the trace is only looked at, and may be of a forward that does more than a captured call can do again.
     """
     check_sample(model, sample)
     if outputs not in ("all", "loss"):
@@ -98,7 +104,7 @@ def traced(
         start = time.monotonic()
         snapshot = Snapshot(model)
         stack.callback(snapshot.restore)
-        subject = _Subject(model, snapshot, backward_from, with_hooks, outputs, channels_last, runs)
+        subject = _Subject(model, snapshot, backward_from, with_hooks, outputs, channels_last, starts, runs)
         stack.callback(subject.reads.restore)
         stack.callback(subject.numbers.restore)
         joint = _export(stack, subject, _as_fake_as(model, sample))
@@ -132,7 +138,8 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         ):
             # Autograd's own account of a failure; ours follows.
             warnings.filterwarnings("ignore", message="Error detected in")
-            with autocast(subject.autocast, enabled=False):  # see Note [Backward outside autocast] in `autocast.py`
+            # See Note [Backward outside autocast] in `autocast.py`.
+            with autocast(subject.autocast, enabled=False), real_layouts():
                 with subject.numbers.giving():
                     export = _torch.export_joint(attempt, subject, sample.args, dict(sample.kwargs))
                 subject.numbers.restore()
@@ -151,6 +158,9 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
     assert subject.template is not None
     _check_dense(type(subject.model).__name__, export.graph_module.graph)
     _restore_shared_results(export.graph_module.graph)
+    if subject.copied:
+        first = _torch.result_places(export).start
+        take_out_copies(export.graph_module.graph, [first + place for place in subject.copied])
     return Joint(
         export=export,
         input_names=sample.leaf_names(),
@@ -162,6 +172,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         guards=guards,
         effects=subject.effects,
         numbers=subject.numbers,
+        starts=subject.starts,
     )
 
 
@@ -176,6 +187,7 @@ class _Subject(nn.Module):
         with_hooks: bool,
         outputs: str,
         channels_last: bool,
+        starts: Starts,
         runs: bool,
     ) -> None:
         super().__init__()
@@ -186,6 +198,8 @@ class _Subject(nn.Module):
         self._backward_from = backward_from
         self._outputs = outputs
         self._channels_last = channels_last
+        self.starts = starts
+        self.copied: tuple[int, ...] = ()  # outputs that are traced through a copy
         self._runs = runs
         self.caches_casts = torch.is_autocast_cache_enabled()  # asked here: a trace switches it off
         self.autocast = autocast_state()
@@ -238,9 +252,13 @@ class _Subject(nn.Module):
         self.undifferentiated = tuple(
             index for index, tensor in enumerate(tensors) if tensor.requires_grad and index not in self.differentiated
         )
-        return tuple(
-            tensor if index in self.differentiated else tensor.detach() for index, tensor in enumerate(tensors)
-        )
+        laid_out = [
+            starting_in(tensor, axes) if index in self.differentiated else tensor
+            for index, (tensor, axes) in enumerate(itertools.zip_longest(tensors, self.starts[: len(tensors)]))
+        ]
+        places = range(len(tensors))
+        self.copied = tuple(place for place in places if laid_out[place] is not tensors[place])
+        return tuple(each if index in self.differentiated else each.detach() for index, each in enumerate(laid_out))
 
     def guards(self) -> Guards:
         """Return guards of all the forward has read; ValueError if a captured call cannot do as it does."""

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import fx
 
-from memfit.capture.numbers import Number
 from memfit.ops.calls import faithful_call, quick_call
 from memfit.ops.inplace import in_place_form
+from memfit.ops.number import Number
 
 OVERWRITES = "memfit_overwrites"  # mark on nodes that write over their first argument
 

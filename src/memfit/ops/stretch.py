@@ -38,6 +38,7 @@ from memfit.collecting import collected_later
 from memfit.errors import first_line
 from memfit.files import hash_of
 from memfit.ops.lean import Alternative, LeanOperator, Site, is_dense, same_layout
+from memfit.ops.number import NotFollowed, Number
 
 log = logging.getLogger(__name__)
 
@@ -285,8 +286,8 @@ def digest_of(graph: fx.Graph) -> str:
             return {"node": numbers[value]}
         if isinstance(value, list | tuple):
             return [written(each) for each in value]
-        if isinstance(value, float) and type(value) is not float:
-            raise ValueError("a number that every call takes anew cannot be compiled into a kernel")
+        if isinstance(value, Number):
+            raise NotFollowed("a number that every call takes anew cannot be compiled into a kernel")
         if value is None or isinstance(value, bool | int | float | str):
             return value
         return str(value)

@@ -267,7 +267,9 @@ def _optimizer(data: Mapping[str, Any]) -> OptimizerMemory:
 
 
 def _loss(data: Mapping[str, Any]) -> LossMemory:
-    return LossMemory(**dict(zip(data, _bytes(data.values()), strict=True)))
+    sizes = {name: value for name, value in data.items() if name != "starts"}
+    starts = tuple(None if axes is None else _bytes(axes) for axes in data.get("starts", ()))
+    return LossMemory(**dict(zip(sizes, _bytes(sizes.values()), strict=True)), starts=starts)
 
 
 def _times(values: Iterable[Any]) -> tuple[float, ...]:

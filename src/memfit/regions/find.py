@@ -24,6 +24,7 @@ from memfit.capture.spilled import SpillFile
 from memfit.capture.trace import Joint, traced
 from memfit.errors import CaptureError, MemfitError
 from memfit.execute.kinds import kind_of_arguments
+from memfit.internal import internal_errors
 from memfit.ir import Graph, Program
 from memfit.measure.peak import held_bytes
 from memfit.pipeline import make_planner, with_times_within
@@ -181,7 +182,8 @@ class RegionSearch:
             self.look_into(path, module)
             return
         try:
-            reason = next(_refusals(module, calls), "") or self._captured(path, module, calls)
+            with internal_errors(f"planning {path}"):
+                reason = next(_refusals(module, calls), "") or self._captured(path, module, calls)
         except MemfitError as error:
             reason = str(error)
         if reason:

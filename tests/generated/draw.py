@@ -1,0 +1,81 @@
+"""From an integer seed to a description."""
+
+import random
+
+from generated.build import FAMILIES
+from generated.layer import LAYERS
+from generated.specs import FitSpec, LayerSpec, LoopSpec, ModelSpec, Spec
+
+DOMAINS = ("rows", "sequence", "sequence", "tokens", "bags", "signal", "image", "image", "image", "volume")
+SIZES = {"signal": (6, 32, 64), "image": (6, 12, 16), "volume": (3, 6), "sequence": (3, 12, 24), "tokens": (4, 12, 24)}
+WIDE = {"signal": (64, 128), "image": (16, 24), "volume": (6, 8), "sequence": (24, 32), "tokens": (24, 32)}
+EXACT = ("recompute", "lean", "offload")
+ROUNDING = ("chunk", "16-bit", "8-bit", "4-bit")
+_RARE = {"question": 0.1, "experts": 0.3, "checkpoint": 0.5, "in 16 bits": 0.3, "to rows": 0.3, "no gradient": 0.4}
+_OFTEN = {"convolution": 5.0, "linear": 4.0, "activation": 3.0, "norm": 3.0, "indexing": 3.0, "in place": 1.5}
+_OFTEN |= {"dropout": 2.0, "attention": 3.0, "recurrent": 2.0, "arithmetic": 2.0, "relu": 2.0, "pool": 2.0}
+
+
+def draw(seed: int, kernels: str = "eager") -> Spec:
+    """A training run; the same for the same seed, whatever ran before."""
+    assert FAMILIES  # which fill the table of layers
+    rng = random.Random(seed)
+    model = _model(rng)
+    return Spec(seed=seed, model=model, loop=_loop(rng, model), fit=_fit(rng, kernels))
+
+
+def _model(rng: random.Random) -> ModelSpec:
+    domain = rng.choice(DOMAINS)
+    wide = rng.random() < 0.3
+    layers, _ = _layers(rng, {"tokens": "sequence", "bags": "rows"}.get(domain, domain), rng.randint(1, 6), depth=0)
+    return ModelSpec(
+        domain=domain,
+        batch=rng.choice((8, 16) if wide else (1, 2, 3, 4)) * (16 if domain in ("rows", "bags") else 1),
+        size=rng.choice((WIDE if wide else SIZES).get(domain, (4,))),
+        channels=rng.choice((32, 64) if wide and domain in ("rows", "bags", "tokens", "sequence") else (4, 8, 16)),
+        layers=layers,
+        dtype=rng.choices(("float32", "float64", "bfloat16"), (8, 1, 1))[0],
+        channels_last=rng.random() < 0.3,
+        inputs=rng.choice(("tensor", "tensor", "pair", "keywords", "none")),
+        outputs=rng.choice(("tensor", "tensor", "tuple", "nested", "loss", "loss and more")),
+        tied=rng.random() < 0.5,
+    )
+
+
+def _layers(rng: random.Random, domain: str, count: int, depth: int) -> tuple[tuple[LayerSpec, ...], str]:
+    """Layers that take each other's domain, and the domain of the last."""
+    layers = []
+    for _ in range(count):
+        kinds = [kind for kind, cls in LAYERS.items() if domain in cls.takes and (depth < 2 or not cls.holds_layers)]
+        weights = [_RARE.get(kind, _OFTEN.get(kind, 1.0)) for kind in kinds]
+        kind = rng.choices(kinds, weights)[0]
+        inner: tuple[LayerSpec, ...] = ()
+        after = LAYERS[kind].makes or domain
+        if LAYERS[kind].holds_layers:
+            inner, after = _layers(rng, domain, rng.randint(1, 3), depth + 1)
+            after = domain if kind == "no gradient" else after
+        layers.append(LayerSpec(kind, LAYERS[kind].draw(rng), inner))
+        domain = after
+    return tuple(layers), domain
+
+
+def _loop(rng: random.Random, model: ModelSpec) -> LoopSpec:
+    return LoopSpec(
+        loss=rng.choice(("square", "cross entropy", "smooth", "sum")),
+        forwards=rng.choice((1, 1, 1, 2)),
+        accumulated=rng.choice((1, 1, 1, 2)),
+        set_to_none=rng.random() < 0.7,
+        autocast=model.dtype == "float32" and rng.random() < 0.15,
+    )
+
+
+def _fit(rng: random.Random, kernels: str) -> FitSpec:
+    allow = tuple(each for each in EXACT if rng.random() < 0.75) or ("recompute",)
+    if rng.random() < 0.2:
+        allow = (*allow, rng.choice(ROUNDING))
+    return FitSpec(
+        budget=rng.choice((0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.0, 0.0)),
+        allow=allow,
+        kernels=kernels,
+        outside_loss=rng.random() < 0.85,
+    )

@@ -1,0 +1,227 @@
+"""A generated run, plain and fitted: what became of it.
+
+The plain eager run from the same seed is the oracle. Loss, gradients (and which are None), buffers and the generator
+are compared bit for bit after each step; the measured peak with the budget and with the prediction; the estimated
+peak of the plain step with its measured one.
+
+Note [Promises]
+    Bits are promised where no technique rounds and nothing was warned of, with three exceptions. Where the model is
+    called several times for one backward, autograd adds up all uses of a parameter one by one, and those of a captured
+    call at once. Where `fit` is not told of the loss, a gradient may come in another layout than its output has. And
+    lossy techniques are held to a tolerance in the first step alone: the next starts from other weights.
+"""
+
+import dataclasses
+import re
+import time
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+
+import memfit
+from generated.build import Invalid, build
+from generated.draw import ROUNDING
+from generated.loops import Loss, autocast, has_own_loss, plain_step, sample_of, train
+from generated.specs import Spec
+from memfit.measure.peak import measure_peak
+
+EQUAL, REFUSED, CRASH, DIFFERENT = "equal", "refused", "crash", "different"
+OVER, ESTIMATE, INVALID = "over budget", "estimate off", "invalid"
+SOUND = (EQUAL, REFUSED, INVALID)
+
+_TIME_LIMIT_S = 0.15  # for a search: what is compared does not depend on how good a plan is
+_BESIDE_BYTES = 4096  # over a budget that is not minded
+_NOT_MINDED_BYTES = 64 * 1024  # of an estimate
+_SHARE = 0.01
+_TOLERANCES = {"chunk": 1e-4, "16-bit": 0.05, "8-bit": 0.5, "4-bit": 2.0, "inductor": 1e-3}  # of a tensor's largest
+_ROUNDED = ("rounds", "rounding", "looks at values", "casts")  # in a warning: other numbers are announced
+
+
+@dataclasses.dataclass(kw_only=True)
+class Outcome:
+    """What became of one seed."""
+
+    seed: int
+    kind: str = EQUAL
+    reason: str = ""
+    captured: str = ""  # "whole" or "regions"
+    budget_bytes: int | None = None
+    predicted_bytes: int | None = None
+    peak_bytes: int | None = None
+    estimated_bytes: int | None = None
+    eager_bytes: int | None = None
+    plan_seconds: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def signature(self) -> tuple[str, str]:
+        """What failures of one class have in common."""
+        kept = self.reason if self.kind in (CRASH, REFUSED) else ""
+        return self.kind, re.sub(r"'[^']*'|[\d.]+( [KM]?i?B)?", "#", kept)[:90]
+
+
+class _Ended(Exception):
+    """A run that ended with an outcome of some kind."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+def outcome_of(spec: Spec) -> Outcome:
+    """Run plainly, estimate, fit, run fitted, compare."""
+    outcome = Outcome(seed=spec.seed)
+    start = time.monotonic()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            _compare(spec, outcome, said)
+        except _Ended as end:
+            outcome.kind, outcome.reason = end.kind, str(end)
+    outcome.seconds = round(time.monotonic() - start, 3)
+    return outcome
+
+
+def _compare(spec: Spec, outcome: Outcome, said: list[Any]) -> None:
+    eager = _seeded(spec)
+    try:
+        expected = list(train(spec, eager))
+        outcome.eager_bytes = _peak_bytes(spec, eager)
+    except Exception as error:
+        raise _Ended(INVALID, _text(error)) from error
+    planned = _seeded(spec)
+    _fit(spec, planned, outcome)
+    try:
+        found = list(train(spec, planned))
+        outcome.peak_bytes = _peak_bytes(spec, planned)
+    except Exception as error:
+        raise _ended(error) from error
+    rounded = any(each in str(message.message) for message in said for each in _ROUNDED)
+    _check_equal(spec, expected, found, rounded=rounded)
+    _check_peak(spec, outcome)
+    _check_estimate(spec, eager, outcome)
+
+
+def _seeded(spec: Spec) -> nn.Module:
+    torch.manual_seed(spec.seed)
+    try:
+        return build(spec.model).train()
+    except Invalid as error:
+        raise _Ended(INVALID, str(error)) from error
+
+
+def _ended(error: Exception) -> _Ended:
+    return _Ended(REFUSED if isinstance(error, memfit.MemfitError) else CRASH, _text(error))
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:600]
+
+
+def _fit(spec: Spec, model: nn.Module, outcome: Outcome) -> None:
+    budget: float | int | str = spec.fit.budget or "smallest"
+    before = torch.get_rng_state()
+    start = time.monotonic()
+    try:
+        try:
+            _fitted(spec, model, budget)
+        except memfit.InfeasibleBudget as error:
+            if not error.smallest_bytes:
+                raise
+            _fitted(spec, model, error.smallest_bytes)  # which the sentence promises to be enough
+    except Exception as error:
+        raise _ended(error) from error
+    outcome.plan_seconds = round(time.monotonic() - start, 3)
+    if not torch.equal(before, torch.get_rng_state()):
+        raise _Ended(DIFFERENT, "the generator after the fit")
+    plan = memfit.plan_of(model)
+    if plan is not None:
+        outcome.captured = "regions" if plan.regions else "whole"
+        outcome.budget_bytes, outcome.predicted_bytes = plan.budget_bytes, plan.peak_bytes
+
+
+def _fitted(spec: Spec, model: nn.Module, budget: float | int | str) -> None:
+    args, kwargs = sample = sample_of(spec)
+    told = spec.fit.outside_loss and not has_own_loss(spec)
+    with autocast(spec):  # as the loop calls the model
+        memfit.fit(
+            model,
+            sample if told else memfit.Sample(args, kwargs),
+            budget,
+            loss=Loss(spec) if told else None,
+            allow=spec.fit.allow,
+            kernels=spec.fit.kernels,
+            backward_from="auto" if has_own_loss(spec) else "all",
+            time_limit=_TIME_LIMIT_S,
+            remember=False,
+            progress=False,
+        )
+
+
+def _peak_bytes(spec: Spec, model: nn.Module) -> int:
+    batch = sample_of(spec)
+    model.zero_grad(set_to_none=True)
+    plain_step(spec, model, batch)
+    model.zero_grad(set_to_none=True)
+    return measure_peak(lambda: plain_step(spec, model, batch), resident=[model, batch]).peak_bytes
+
+
+def _check_equal(spec: Spec, expected: list[Any], found: list[Any], *, rounded: bool) -> None:
+    """See Note [Promises]."""
+    techniques = {*spec.fit.allow, spec.fit.kernels}
+    lossy = techniques & {*ROUNDING}
+    tolerance = max((_TOLERANCES[each] for each in techniques if each in _TOLERANCES), default=0.0)
+    added_otherwise = spec.loop.forwards > 1 or not _knows_loss(spec)
+    tolerance = max(tolerance, 0.05 if rounded else 0.0, 1e-5 if added_otherwise else 0.0)
+    steps = 1 if lossy else len(expected)
+    for number, (one, other) in enumerate(zip(expected[:steps], found, strict=False)):
+        for name in one.keys() | other.keys():
+            far = difference(one.get(name), other.get(name))
+            if far > tolerance:
+                raise _Ended(DIFFERENT, f"{name} of step {number} by {far:.2g}")
+
+
+def difference(one: torch.Tensor | None, other: torch.Tensor | None) -> float:
+    """The largest difference relative to the largest number; 0 if all bits are equal, or both are NaN."""
+    if one is None or other is None:
+        return 0.0 if one is other else float("inf")
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return float("inf")
+    if one.numel() == 0 or torch.equal(one, other):
+        return 0.0
+    one, other = one.double(), other.double()
+    if not torch.equal(one.isnan(), other.isnan()) or not torch.equal(one.isinf(), other.isinf()):
+        return float("inf")
+    one, other = one.nan_to_num(), other.nan_to_num()
+    return float((one - other).abs().max() / one.abs().max().clamp(min=1e-30))
+
+
+def _knows_loss(spec: Spec) -> bool:
+    return has_own_loss(spec) or spec.fit.outside_loss
+
+
+def _check_peak(spec: Spec, outcome: Outcome) -> None:
+    if outcome.budget_bytes is None or outcome.peak_bytes is None or not _knows_loss(spec):
+        return
+    over = outcome.peak_bytes - outcome.budget_bytes * (1 + _SHARE) - _BESIDE_BYTES
+    if over > 0:
+        raise _Ended(OVER, f"{outcome.peak_bytes} bytes with a budget of {outcome.budget_bytes}")
+
+
+def _check_estimate(spec: Spec, model: nn.Module, outcome: Outcome) -> None:
+    args, kwargs = sample = sample_of(spec)
+    try:
+        if has_own_loss(spec):
+            with autocast(spec):
+                estimate = memfit.estimate(model, memfit.Sample(args, kwargs), progress=False)
+        else:
+            estimate = memfit.estimate(model, sample, loss=Loss(spec), progress=False)
+    except Exception as error:
+        raise _ended(error) from error
+    outcome.estimated_bytes = estimate.peak_bytes
+    assert outcome.eager_bytes is not None
+    off = estimate.peak_bytes - outcome.eager_bytes
+    if abs(off) > max(_NOT_MINDED_BYTES, _SHARE * outcome.eager_bytes):
+        raise _Ended(ESTIMATE, f"{off / outcome.eager_bytes:+.1%} of {outcome.eager_bytes} bytes")
