@@ -70,13 +70,16 @@ def _seen(signature: str) -> tuple[_Seen | None, ...]:
     smaller = _on_few_rows(signature)
     if sum(signatures.argument_bytes(smaller)) > _MOST_BYTES:
         return ()
+    generator = torch.default_generator.get_state()  # not by torch.set_rng_state, which a forward may not call
     try:
-        with _torch.no_modes(), torch.no_grad(), torch.random.fork_rng(), torch.autocast("cpu", enabled=False):
+        with _torch.no_modes(), torch.no_grad(), torch.autocast("cpu", enabled=False):
             operator, args, kwargs = signatures.decode(smaller)
             made = operator(*args, **kwargs)
             return tuple((each.dtype, _axes(each)) for each in tensors_in(made))
     except Exception:  # an operator may reject made-up values
         return ()
+    finally:
+        torch.default_generator.set_state(generator)
 
 
 def _axes(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ from memfit.capture.effects import Effect
 from memfit.capture.gradient_layouts import Starts, starting_in, take_out_copies
 from memfit.capture.guards import Guards
 from memfit.capture.layout import ChannelsLast, lies_channels_last
-from memfit.capture.numbers import NotFollowed, Numbers
+from memfit.capture.numbers import Numbers
 from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
 from memfit.capture.reads import Reads
 from memfit.capture.real_layouts import real_layouts
@@ -33,6 +33,7 @@ from memfit.capture.sample import Sample, check_sample
 from memfit.capture.snapshot import Snapshot
 from memfit.collecting import collected_later
 from memfit.errors import CaptureError, InvalidInput, InvalidModel, MemfitError, first_line
+from memfit.ops.number import NotFollowed
 from memfit.tensors import tensors_in
 
 ROOT = "model"  # the name under which _Subject holds the captured module
