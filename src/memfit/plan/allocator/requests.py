@@ -127,6 +127,10 @@ def _requests(history: MemoryHistory, start: Sequence[StartSegment]) -> Iterator
             handles[event.address] = number
             yield Allocate(number, event.size_bytes, event.stream)
             number += 1
+        elif event.action is Action.OUT_OF_MEMORY:  # as if it had been served, to see what that takes
+            yield Allocate(number, event.size_bytes, event.stream)
+            yield Release(number)
+            number += 1
         elif event.action is Action.FREE_COMPLETED and event.address in handles:
             yield Release(handles.pop(event.address))
         elif event.action is Action.SEGMENT_FREE and previous is not Action.SEGMENT_FREE:

@@ -19,6 +19,12 @@ from memfit.plan.allocator.settings import AllocatorSettings
 from memfit.plan.allocator.sizes import MAX_TAIL_BYTES, MIN_BLOCK_BYTES, SMALL_SEGMENT_BYTES, round_request
 
 _LARGE_PAGE_BYTES = 20 * 2**20
+_OPPOSITES = {
+    Action.SEGMENT_ALLOC: Action.SEGMENT_FREE,
+    Action.SEGMENT_FREE: Action.SEGMENT_ALLOC,
+    Action.SEGMENT_MAP: Action.SEGMENT_UNMAP,
+    Action.SEGMENT_UNMAP: Action.SEGMENT_MAP,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +58,9 @@ class _InUse(NamedTuple):
     size_bytes: int | None  # None: not known, it was released before the end
 
 
-class _Range(NamedTuple):
+class MappedRange(NamedTuple):
+    """The memory behind a segment, or behind a stretch of an expandable one."""
+
     size_bytes: int
     stream: int
     is_small: bool
@@ -67,12 +75,12 @@ def start_state(history: MemoryHistory, tails: Mapping[int, int] | None = None) 
         if block.is_active
     }
     segments = {
-        each.address: _Range(each.size_bytes, each.stream, each.is_small, each.is_expandable)
+        each.address: MappedRange(each.size_bytes, each.stream, each.is_small, each.is_expandable)
         for each in history.segments
     }
     for event in reversed(history.events):
         _undo_block(blocks, event)
-        _undo_segment(segments, event)
+        move_segments(segments, event, undo=True)
     return _with_blocks(segments, blocks, history.settings, tails or {})
 
 
@@ -96,19 +104,22 @@ def _undo_block(blocks: dict[int, _InUse], event: Event) -> None:
         blocks[event.address] = _InUse(event.size_bytes, False, -1, size_bytes)
 
 
-def _undo_segment(segments: dict[int, _Range], event: Event) -> None:
-    if event.action is Action.SEGMENT_ALLOC:
+def move_segments(segments: dict[int, MappedRange], event: Event, *, undo: bool = False) -> None:
+    """Do to segments, by address, what an event did to them, or undo it."""
+    action = _OPPOSITES.get(event.action, event.action) if undo else event.action
+    if action is Action.SEGMENT_FREE:
         segments.pop(event.address, None)
-    elif event.action is Action.SEGMENT_FREE:
+    elif action is Action.SEGMENT_ALLOC:
         # No other segment has the size of those of the small pool.
-        segments[event.address] = _Range(event.size_bytes, event.stream, event.size_bytes == SMALL_SEGMENT_BYTES)
-    elif event.action is Action.SEGMENT_MAP:
+        is_small = event.size_bytes == SMALL_SEGMENT_BYTES
+        segments[event.address] = MappedRange(event.size_bytes, event.stream, is_small)
+    elif action is Action.SEGMENT_UNMAP:
         _cut_out(segments, event.address, event.address + event.size_bytes)
-    elif event.action is Action.SEGMENT_UNMAP:
+    elif action is Action.SEGMENT_MAP:
         _put_in(segments, event)
 
 
-def _cut_out(segments: dict[int, _Range], start: int, stop: int) -> None:
+def _cut_out(segments: dict[int, MappedRange], start: int, stop: int) -> None:
     """Take pages out of the stretches that they are part of."""
     for address, stretch in list(segments.items()):
         end = address + stretch.size_bytes
@@ -121,7 +132,7 @@ def _cut_out(segments: dict[int, _Range], start: int, stop: int) -> None:
             segments[stop] = stretch._replace(size_bytes=end - stop)
 
 
-def _put_in(segments: dict[int, _Range], event: Event) -> None:
+def _put_in(segments: dict[int, MappedRange], event: Event) -> None:
     """Put pages back, joined with the stretches that they touch."""
     start, stop = event.address, event.address + event.size_bytes
     # Pages of the small pool are a tenth of the large one's; neighbours know better.
@@ -131,11 +142,11 @@ def _put_in(segments: dict[int, _Range], event: Event) -> None:
             is_small = stretch.is_small
             start, stop = min(start, address), max(stop, address + stretch.size_bytes)
             del segments[address]
-    segments[start] = _Range(stop - start, event.stream, is_small, True)
+    segments[start] = MappedRange(stop - start, event.stream, is_small, True)
 
 
 def _with_blocks(
-    segments: Mapping[int, _Range],
+    segments: Mapping[int, MappedRange],
     blocks: Mapping[int, _InUse],
     settings: AllocatorSettings,
     tails: Mapping[int, int],
@@ -162,7 +173,7 @@ def _with_blocks(
 
 def _sized(
     start: int,
-    segment: _Range,
+    segment: MappedRange,
     addresses: Sequence[int],
     blocks: Mapping[int, _InUse],
     settings: AllocatorSettings,

@@ -92,3 +92,59 @@ def shifted(history: MemoryHistory, position: int, bytes_off: int) -> MemoryHist
     events = list(history.events)
     events[position] = events[position]._replace(address=events[position].address + bytes_off)
     return dataclasses.replace(history, events=tuple(events))
+
+
+def as_snapshot(*histories: MemoryHistory) -> dict:
+    """Histories as `torch.cuda.memory._snapshot` returns them, one for each device."""
+    traces = [[] for _ in range(max(each.device for each in histories) + 1)]
+    for history in histories:
+        traces[history.device] = [_entry(history, event) for event in history.events]
+    settings = histories[0].settings
+    return {
+        "segments": [_segment(history, each) for history in histories for each in history.segments],
+        "device_traces": traces,
+        "allocator_settings": {
+            "PYTORCH_CUDA_ALLOC_CONF": str(settings),
+            "max_split_size": -1 if settings.max_split_bytes is None else settings.max_split_bytes,
+            "garbage_collection_threshold": settings.garbage_collection_threshold,
+            "expandable_segments": settings.expandable_segments,
+            "roundup_power2_divisions": {
+                str(2**index): count for index, count in enumerate(settings.roundup_power2_divisions)
+            },
+        },
+    }
+
+
+def _entry(history: MemoryHistory, event: Event) -> dict:
+    place = "device_free" if event.action is Action.OUT_OF_MEMORY else "addr"
+    frames = _frames(history.frames[event.frame])
+    return {"action": str(event.action), place: event.address, "size": event.size_bytes, "stream": 0, "frames": frames}
+
+
+def _frames(stack: str) -> list[dict]:
+    frames = []
+    for call in stack.split(" < "):
+        path, _, rest = call.partition(".py:")
+        line, _, name = rest.partition(":")
+        if rest:
+            folder = "/opt/lib/python3.11/site-packages" if path.startswith("torch/") else "/home/me"
+            frames.append({"filename": f"{folder}/{path}.py", "line": int(line), "name": name})
+        else:
+            frames.append({"filename": "??", "line": 0, "name": call})
+    return frames
+
+
+def _segment(history: MemoryHistory, segment: EndSegment) -> dict:
+    return {
+        "device": history.device,
+        "address": segment.address,
+        "total_size": segment.size_bytes,
+        "stream": segment.stream,
+        "segment_type": "small" if segment.is_small else "large",
+        "segment_pool_id": (0, 0),
+        "is_expandable": segment.is_expandable,
+        "blocks": [
+            {"size": each.size_bytes, "requested_size": each.requested_bytes, "state": each.state, "frames": []}
+            for each in segment.blocks
+        ],
+    }
