@@ -30,6 +30,7 @@ from memfit.process_budget import plain_budget_bytes, process_limit
 from memfit.progress import ProgressLike, ProgressLine, progress_line
 from memfit.recipe import (
     AVAILABLE,
+    DEVICE,
     EXACT,
     Budget,
     OutsideLoss,
@@ -149,6 +150,8 @@ def plan(
     `estimate`: the model's own forward is planned, beside what the loss takes. What your loop holds beyond that, return
     beside the loss: `return loss, logits`. `process` is a budget of the whole process instead, with all it takes beside
     tensors. Planning itself allocates no more than the budget.
+    `budget="device"` is the memory of the named `device` beside its context; what CUDA's caching allocator reserves,
+    by simulation, stays below it.
     `allow` names the techniques (`memfit.TECHNIQUES`); `recompute` and `keep` name modules by type, by name
     pattern, or by a number of blocks, whose values must or must not be computed again. `outputs="loss"` drops
     every output beside the loss. `kernels="inductor"` compiles neighbouring operators into one kernel, which rounds
@@ -449,6 +452,8 @@ def _recipe(
     check_optimizer(others.get("optimizer"))
     if not time_limit >= 0:
         raise InvalidInput(f"a time limit is a number of seconds, {time_limit!r} was given")
+    if others.get("budget") == DEVICE:
+        others |= _budget_of_device(device)
     return Recipe(
         allow=with_kernels((allow,) if isinstance(allow, str) else tuple(allow), kernels),
         recompute=_selections(recompute),
@@ -466,6 +471,14 @@ def _budgets(budget: Budget, process: int | str | None) -> dict[str, Any]:
     if budget is not None:
         raise InvalidInput("both budget and process are given; give allocated bytes, or those of the whole process")
     return {"budget": AVAILABLE, "process_bytes": parse_bytes(process)}
+
+
+def _budget_of_device(device: str | None) -> dict[str, Any]:
+    """Take what a device has beside its context; on CUDA it is compared with what the allocator reserves."""
+    if device is None:
+        raise InvalidInput('budget="device" means the memory of the device that is planned for; name it with device=')
+    found = find_device(device)
+    return {"budget": found.usable_bytes, "counts_reserved": found.is_cuda}
 
 
 def _say_if_above_what_is_free(recipe: Recipe, model: nn.Module, example: Sample) -> None:
