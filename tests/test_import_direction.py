@@ -105,7 +105,7 @@ MAY_IMPORT = {
     "multilevel": BELOW_STEP | {"step", "distributed"},
     "integrations": BELOW_STEP | {"step"},
     "zoo": BELOW_STEP | {"step"},
-    "doctor": {"errors", "units", "plan"},
+    "doctor": {"errors", "units", "collecting", "plan"},
     "report": BELOW_REPORT,
     "cli": BELOW_REPORT | {"report"},
 }

@@ -82,6 +82,23 @@ def test_a_tail_that_is_known_is_counted():
     assert segment.blocks[0].size_bytes == 22 * MIB  # told by the gap to the segment's end
 
 
+def test_a_tail_that_the_start_cannot_tell_is_shown_by_what_lands_behind_it():
+    recorder = Recorder()
+    whole = recorder.allocate(40 * MIB)
+    recorder.free(whole)
+    first, second = recorder.allocate(22 * MIB), recorder.allocate(18 * MIB)
+    recorder.free(first)
+    first = recorder.allocate(21 * MIB + 7 * 512)  # not split: a little less than a mebibyte stays with it
+    recorder.free(second)
+    begin = len(recorder.device.events)
+    third = recorder.allocate(18 * MIB)
+    recorder.free(first)
+    recorder.free(third)
+    result = replay(recorder.history(skip=begin))
+    assert result.is_equal, result.differences
+    assert result.start_allocated_bytes == 22 * MIB
+
+
 def test_a_changed_address_is_told_with_its_position():
     history = record().history()
     position = next(index for index, event in enumerate(history.events) if event.action is Action.ALLOC and index > 50)

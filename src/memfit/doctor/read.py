@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from memfit.collecting import collected_later
 from memfit.doctor.compact import compact_history, is_compact
 from memfit.doctor.plain_pickle import load_plain
 from memfit.doctor.snapshot import histories_of
@@ -36,8 +37,9 @@ def read_file(path: Path) -> bytes:
 
 def read_histories(content: bytes, name: str) -> list[MemoryHistory]:
     """Read the history of every device in a snapshot, a pickle or JSON; those without anything are left out."""
-    data = _data(content)
-    histories = [compact_history(data, name)] if is_compact(data) else histories_of(data, name)
+    with collected_later():  # a snapshot is millions of objects that stay
+        data = _data(content)
+        histories = [compact_history(data, name)] if is_compact(data) else histories_of(data, name)
     if not histories:
         raise InvalidFile(
             "the snapshot is empty: no device had memory, and nothing was recorded; call "

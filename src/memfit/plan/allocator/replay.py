@@ -21,6 +21,7 @@ from memfit.plan.allocator.start import StartSegment, start_state
 _SEGMENTS = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
 _RELEASES = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
 _MOST_DIFFERENCES = 100
+_MOST_TAILS = 200  # each takes a replay
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,9 +84,37 @@ class _RecordedDevice(DeviceMemory):
         return True
 
 
-def replay(history: MemoryHistory, tails: Mapping[int, int] | None = None) -> Replay:
-    """Simulate a history from its start state and compare every step."""
-    return _Replayer(history, start_state(history, tails)).run()
+def replay(history: MemoryHistory) -> Replay:
+    """Simulate a history from its start state and compare every step.
+
+    Where the first difference shows a tail that the start state could not tell, see Note [Unsplit tails] in `start.py`,
+    the history is replayed with it.
+    """
+    tails: dict[int, int] = {}
+    result = _Replayer(history, start_state(history)).run()
+    for _ in range(_MOST_TAILS):
+        tail = None if result.is_equal else _shown_tail(history, result)
+        if tail is None:
+            break
+        tails |= tail
+        better = _Replayer(history, start_state(history, tails)).run()
+        if not better.is_equal and better.differences[0].position <= result.differences[0].position:
+            break
+        result = better
+    return result
+
+
+def _shown_tail(history: MemoryHistory, result: Replay) -> dict[int, int] | None:
+    """Find the block whose tail explains why a request landed further up, or found no room behind it."""
+    first = result.differences[0]
+    if first.position >= len(history.events):
+        return None
+    for block in (block for segment in result.start for block in segment.blocks):
+        end = block.address + block.size_bytes
+        if first.what == "address" and end == first.simulated:
+            tail_bytes = first.recorded - first.simulated
+            return {block.address: tail_bytes} if 0 < tail_bytes <= block.tail_limit_bytes else None
+    return None
 
 
 class _Replayer:
