@@ -10,6 +10,7 @@ from recorded import as_snapshot
 from recorded_training import FRAMES, training
 
 from memfit.doctor.read import is_history, read_file, read_histories
+from memfit.doctor.stacks import owner_of
 from memfit.errors import InvalidFile, InvalidInput
 from memfit.plan.allocator.settings import AllocatorSettings
 
@@ -53,6 +54,28 @@ def test_columns_are_the_history_that_was_recorded():
     history = training()
     (found,) = read_histories(json.dumps(compact(history)).encode(), "x")
     assert found == history
+
+
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("/opt/pytorch/torch/nn/modules/linear.py", "app/train.py:9 in main"),
+        ("/usr/lib/python3.11/contextlib.py", "app/train.py:9 in main"),
+        ("/home/me/project/modules/block.py", "project/modules/block.py:4 in forward"),
+        ("/home/me/torch/play.py", "me/torch/play.py:4 in forward"),
+        ("C:\\work\\model\\block.py", "model/block.py:4 in forward"),
+        (
+            "/x/site-packages/transformers/models/gpt2/modeling_gpt2.py",
+            "transformers/models/gpt2/modeling_gpt2.py:4 in forward",
+        ),
+    ],
+)
+def test_a_file_of_the_user_is_told_from_a_librarys(path, line):
+    snapshot = as_snapshot(training())
+    outer = {"filename": "/home/me/app/train.py", "line": 9, "name": "main"}
+    snapshot["device_traces"][0][0]["frames"] = [{"filename": path, "line": 4, "name": "forward"}, outer]
+    (found,) = read_histories(pickle.dumps(snapshot), "x")
+    assert owner_of(found.frames[found.events[0].frame]).line == line
 
 
 def test_packed_files_are_unpacked(tmp_path):

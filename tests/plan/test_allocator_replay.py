@@ -6,7 +6,7 @@ import random
 import pytest
 from recorded import Recorder, shifted
 
-from memfit.plan.allocator.history import Action
+from memfit.plan.allocator.history import Action, Event
 from memfit.plan.allocator.replay import replay
 from memfit.plan.allocator.requests import (
     Allocate,
@@ -97,6 +97,21 @@ def test_a_tail_that_the_start_cannot_tell_is_shown_by_what_lands_behind_it():
     result = replay(recorder.history(skip=begin))
     assert result.is_equal, result.differences
     assert result.start_allocated_bytes == 22 * MIB
+
+
+def test_blocks_that_wait_for_another_stream_are_replayed_as_such():
+    recorder = Recorder()
+    waiting = recorder.allocate(4 * MIB)
+    recorder.allocator.record_stream(waiting, 7)
+    recorder.allocator.free(waiting)
+    recorder.device.events.append(Event(Action.FREE_REQUESTED, waiting, 4 * MIB, 0, 0))
+    other = recorder.allocate(4 * MIB)
+    assert other != waiting
+    recorder.allocator.complete_free(waiting)
+    recorder.device.events.append(Event(Action.FREE_COMPLETED, waiting, 4 * MIB, 0, 0))
+    assert recorder.allocate(4 * MIB) == waiting
+    for skip in range(len(recorder.device.events)):
+        assert replay(recorder.history(skip=skip)).is_equal
 
 
 def test_a_changed_address_is_told_with_its_position():

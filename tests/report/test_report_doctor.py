@@ -5,10 +5,12 @@ import io
 import json
 
 import pytest
+from recorded import Recorder
 from recorded_training import record, refused, training
 from rich.console import Console
 
 from memfit.doctor.diagnosis import diagnose
+from memfit.plan.allocator.settings import AllocatorSettings
 from memfit.report import doctor_page, doctor_rows
 from memfit.report.doctor_chart import draw
 from memfit.report.doctor_json import diagnosis_data
@@ -54,6 +56,13 @@ def test_a_setting_that_saves_is_advised_and_marked():
     assert any(
         "PYTORCH_CUDA_ALLOC_CONF=" in each or "No other setting" in each for each in doctor_rows.findings(diagnosis)
     )
+
+
+def test_where_the_defaults_are_best_they_are_advised():
+    recorder = Recorder("roundup_power2_divisions:2")
+    recorder.allocate(17 * 2**20)  # 24 MiB of it
+    sentences = doctor_rows.findings(diagnose(recorder.history(), [AllocatorSettings()]))
+    assert any(each.startswith("The allocator with its defaults reserves") for each in sentences)
 
 
 def test_bands_add_up_to_what_is_allocated_at_every_point():

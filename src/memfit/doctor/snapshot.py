@@ -1,9 +1,10 @@
 """What `torch.cuda.memory._dump_snapshot` writes, as histories: one for every device that has something."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from memfit.doctor.stacks import SEPARATOR
+from memfit.doctor.stacks import SEPARATOR, is_library
 from memfit.errors import InvalidFile
 from memfit.plan.allocator.history import Action, EndBlock, EndSegment, Event, MemoryHistory
 from memfit.plan.allocator.settings import AllocatorSettings
@@ -12,6 +13,11 @@ _ACTIONS = {str(action): action for action in Action}
 _MOST_CALLS = 40  # of a stack; what is further out says nothing about a block
 _MOST_LETTERS = 200  # of a name
 _INTERVALS = 16
+_INSTALLED = re.compile(
+    r".*/(?:site-packages|dist-packages)/"
+    r"|.*/(?=torch/(?:nn|optim|autograd|utils|functional|_)\w*[/.])"  # a torch that was built from its sources
+    r"|.*/(?=python3\.\d+/)"
+)
 
 
 def histories_of(data: Any, name: str) -> list[MemoryHistory]:
@@ -139,12 +145,16 @@ def _call(frame: Mapping[str, Any]) -> str:
 def _short_path(path: str) -> str:
     """Leave out where things are installed; of the user's own files the last two names say enough.
 
+    A third one is left where two would look like a library's.
+
     >>> _short_path("/opt/env/lib/python3.11/site-packages/torch/nn/modules/linear.py")
     'torch/nn/modules/linear.py'
-    >>> _short_path("/home/me/project/model/block.py")
-    'model/block.py'
+    >>> _short_path("/home/me/project/model/block.py"), _short_path("/home/me/project/modules/block.py")
+    ('model/block.py', 'project/modules/block.py')
     """
-    for folder in ("/site-packages/", "/dist-packages/"):
-        if folder in path:
-            return path.rpartition(folder)[2][-_MOST_LETTERS:]
-    return "/".join(path.split("/")[-2:])[-_MOST_LETTERS:]
+    installed = _INSTALLED.search(path)
+    if installed is not None:
+        return path[installed.end() :][-_MOST_LETTERS:]
+    names = path.split("/")
+    count = 3 if is_library("/".join(names[-2:])) else 2
+    return "/".join(names[-count:])[-_MOST_LETTERS:]

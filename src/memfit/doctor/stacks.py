@@ -39,7 +39,7 @@ def owner_of(stack: str) -> Owner:
     calls = [call for call in stack.split(SEPARATOR) if call]
     operator = next((_short(call) for call in calls if not _PYTHON_LINE.fullmatch(call)), "")
     lines = [match for match in map(_PYTHON_LINE.fullmatch, calls) if match]
-    own = next((match for match in lines if not _is_library(match["path"])), None)
+    own = next((match for match in lines if not is_library(match["path"])), None)
     if own is not None:
         return Owner(f"{own['path']}:{own['line']} in {own['name']}", operator)
     node = _AUTOGRAD_NODE.search(stack)
@@ -50,8 +50,10 @@ def owner_of(stack: str) -> Owner:
     return Owner(f"inside {operator}" if operator else NO_STACK, operator)
 
 
-def _is_library(path: str) -> bool:
-    return path.replace("\\", "/").split("/")[0] in _LIBRARIES
+def is_library(path: str) -> bool:
+    """Tell the files of torch, of Python and of what stands between torch and a model, by their first folder."""
+    first = path.split("/")[0]
+    return first in _LIBRARIES or re.fullmatch(r"python3\.\d+", first) is not None
 
 
 def _short(call: str) -> str:

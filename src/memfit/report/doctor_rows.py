@@ -132,9 +132,10 @@ def _setting_advice(runs: tuple[AllocatorRun, ...]) -> str:
     saved_bytes = own.peak_reserved_bytes - best.peak_reserved_bytes
     if saved_bytes <= _NOTICEABLE_SHARE * own.peak_reserved_bytes:
         return "No other setting of the allocator reserves noticeably less."
+    setting = str(best.settings)
+    words = f"PYTORCH_CUDA_ALLOC_CONF={setting}" if setting else "The allocator with its defaults"
     return (
-        f"PYTORCH_CUDA_ALLOC_CONF={best.settings or 'with the defaults'} reserves {format_bytes(saved_bytes)} less "
-        f"({format_bytes(best.peak_reserved_bytes)}), by simulation."
+        f"{words} reserves {format_bytes(saved_bytes)} less ({format_bytes(best.peak_reserved_bytes)}), by simulation."
     )
 
 
