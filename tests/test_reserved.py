@@ -89,6 +89,29 @@ def test_a_device_on_which_nothing_can_be_reserved_is_refused(monkeypatch):
         memfit.plan(*make_model(), budget="device", device="A100-small", time_limit=1.0, progress=False)
 
 
+def test_a_budget_of_reserved_bytes_is_kept():
+    unplanned = memfit.estimate(*make_model(), optimizer="sgd", device="A100-40GB", progress=False)
+    reserved_bytes = int(0.9 * unplanned.reserved_bytes)
+    found = memfit.plan(
+        *make_model(), reserved=reserved_bytes, optimizer="sgd", device="A100-40GB", time_limit=1.0, progress=False
+    )
+    assert found.reserved.reserved_bytes <= reserved_bytes == found.budget_bytes
+
+
+@pytest.mark.parametrize(
+    ("keywords", "words"),
+    [
+        ({"reserved": "1GiB"}, "name a CUDA device"),
+        ({"reserved": "1GiB", "budget": 0.5, "device": "T4"}, "a budget by itself"),
+        ({"reserved": "1GiB", "process": "1GiB"}, "a budget by itself"),
+        ({"reserved": "much", "device": "T4"}, "not a number of bytes"),
+    ],
+)
+def test_a_budget_of_reserved_bytes_that_cannot_be_meant_is_refused(keywords, words):
+    with pytest.raises(InvalidInput, match=words):
+        memfit.plan(*make_model(), **keywords)
+
+
 def test_a_budget_of_the_device_needs_its_name():
     with pytest.raises(InvalidInput, match="name it with device="):
         memfit.plan(*make_model(), budget="device")

@@ -11,7 +11,7 @@ from torch import nn
 
 from memfit.capture.sample import Sample
 from memfit.capture.with_loss import call_of_model
-from memfit.describe import device_of, model_digest
+from memfit.describe import device_of, is_for_cuda, model_digest
 from memfit.errors import CaptureError, InfeasibleBudget, InvalidFile, InvalidInput, InvalidModel, MemfitError
 from memfit.estimate import Estimate
 from memfit.execute.attach import attach, planned_forward, remove, removed
@@ -129,6 +129,7 @@ def plan(
     *,
     budget: Budget = None,
     process: int | str | None = None,
+    reserved: int | str | None = None,
     optimizer: OptimizerLike | None = None,
     loss: Loss | None = None,
     allow: Sequence[str] = EXACT,
@@ -150,8 +151,8 @@ def plan(
     `estimate`: the model's own forward is planned, beside what the loss takes. What your loop holds beyond that, return
     beside the loss: `return loss, logits`. `process` is a budget of the whole process instead, with all it takes beside
     tensors. Planning itself allocates no more than the budget.
-    `budget="device"` is the memory of the named `device` beside its context; what CUDA's caching allocator reserves,
-    by simulation, stays below it.
+    `reserved` is a budget of what CUDA's caching allocator reserves instead, by simulation and for a CUDA device;
+    `budget="device"` means the memory of the named `device` beside its context, reserved.
     `allow` names the techniques (`memfit.TECHNIQUES`); `recompute` and `keep` name modules by type, by name
     pattern, or by a number of blocks, whose values must or must not be computed again. `outputs="loss"` drops
     every output beside the loss. `kernels="inductor"` compiles neighbouring operators into one kernel, which rounds
@@ -164,7 +165,7 @@ def plan(
     """
     _check_model(model)
     recipe = _recipe(
-        **_budgets(budget, process),
+        **_budgets(budget, process, reserved),
         optimizer=optimizer,
         loss=None if loss is None else OutsideLoss(function=loss, batch=sample),
         allow=allow,
@@ -177,6 +178,8 @@ def plan(
         time_limit=time_limit,
         report=report,
     )
+    if recipe.counts_reserved and not is_for_cuda(model, recipe.device):
+        raise InvalidInput("reserved bytes are those of CUDA's caching allocator; name a CUDA device with device=")
     example = _example(model, sample, loss)
     _say_if_above_what_is_free(recipe, model, example)
     with progress_line(progress, "tracing a training step") as line, removed(model):
@@ -464,8 +467,12 @@ def _recipe(
     )
 
 
-def _budgets(budget: Budget, process: int | str | None) -> dict[str, Any]:
-    """A budget of allocated bytes, or one of the process."""
+def _budgets(budget: Budget, process: int | str | None, reserved: int | str | None = None) -> dict[str, Any]:
+    """Read a budget of allocated bytes, of reserved ones, or of the process."""
+    if reserved is not None:
+        if budget is not None or process is not None:
+            raise InvalidInput("reserved is a budget by itself; give allocated bytes, reserved ones, or the process's")
+        return {"budget": parse_bytes(reserved), "counts_reserved": True}
     if process is None:
         return {"budget": budget}
     if budget is not None:

@@ -149,7 +149,9 @@ class StepPlanner:
             plan = self._plan(dataclasses.replace(recipe, budget=budget))
             if plan.reserved is None or plan.reserved.reserved_bytes <= limit_bytes:
                 return dataclasses.replace(plan, budget_bytes=limit_bytes)
-            budget = max(1, budget - (plan.reserved.reserved_bytes - limit_bytes))
+            # A little more than is too much: what is allocated less is cut up about as badly.
+            over_bytes = plan.reserved.reserved_bytes - limit_bytes
+            budget = max(1, min(budget, plan.peak_bytes) - over_bytes * 5 // 4)
         raise _infeasible_reserved(plan, limit_bytes)
 
     def _plan_for_process(self, recipe: Recipe) -> Plan:
