@@ -11,7 +11,7 @@ from torch import nn
 
 from memfit.capture.sample import Sample, check_initialized
 from memfit.capture.with_loss import call_of_model
-from memfit.describe import device_of, model_digest
+from memfit.describe import device_of, is_for_cuda, model_digest
 from memfit.errors import (
     CaptureError,
     InfeasibleBudget,
@@ -39,6 +39,7 @@ from memfit.process_budget import plain_budget_bytes, process_limit
 from memfit.progress import ProgressLike, ProgressLine, progress_line
 from memfit.recipe import (
     AVAILABLE,
+    DEVICE,
     EXACT,
     Budget,
     OutsideLoss,
@@ -138,6 +139,7 @@ def plan(
     *,
     budget: Budget = None,
     process: int | str | None = None,
+    reserved: int | str | None = None,
     optimizer: OptimizerLike | None = None,
     loss: Loss | None = None,
     allow: Sequence[str] = EXACT,
@@ -159,6 +161,8 @@ def plan(
     `estimate`: the model's own forward is planned, beside what the loss takes. What your loop holds beyond that, return
     beside the loss: `return loss, logits`. `process` is a budget of the whole process instead, with all it takes beside
     tensors. Planning itself allocates no more than the budget.
+    `reserved` is a budget of what CUDA's caching allocator reserves instead, by simulation and for a CUDA device;
+    `budget="device"` means the memory of the named `device` beside its context, reserved.
     `allow` names the techniques (`memfit.TECHNIQUES`); `recompute` and `keep` name modules by type, by name
     pattern, or by a number of blocks, whose values must or must not be computed again. `outputs="loss"` drops
     every output beside the loss. `kernels="inductor"` compiles neighbouring operators into one kernel, which rounds
@@ -171,7 +175,7 @@ def plan(
     """
     _check_model(model)
     recipe = _recipe(
-        **_budgets(budget, process),
+        **_budgets(budget, process, reserved),
         optimizer=optimizer,
         loss=None if loss is None else OutsideLoss(function=loss, batch=sample),
         allow=allow,
@@ -184,6 +188,8 @@ def plan(
         time_limit=time_limit,
         report=report,
     )
+    if recipe.counts_reserved and not is_for_cuda(model, recipe.device):
+        raise InvalidInput("reserved bytes are those of CUDA's caching allocator; name a CUDA device with device=")
     example = _example(model, sample, loss)
     _say_if_above_what_is_free(recipe, model, example)
     with progress_line(progress, "tracing a training step") as line, removed(model):
@@ -465,6 +471,8 @@ def _recipe(
     check_optimizer(others.get("optimizer"))
     if not time_limit >= 0:
         raise InvalidInput(f"a time limit is a number of seconds, {time_limit!r} was given")
+    if others.get("budget") == DEVICE:
+        others |= _budget_of_device(device)
     return Recipe(
         allow=with_kernels((allow,) if isinstance(allow, str) else tuple(allow), kernels),
         recompute=_selections(recompute),
@@ -475,13 +483,25 @@ def _recipe(
     )
 
 
-def _budgets(budget: Budget, process: int | str | None) -> dict[str, Any]:
-    """A budget of allocated bytes, or one of the process."""
+def _budgets(budget: Budget, process: int | str | None, reserved: int | str | None = None) -> dict[str, Any]:
+    """Read a budget of allocated bytes, of reserved ones, or of the process."""
+    if reserved is not None:
+        if budget is not None or process is not None:
+            raise InvalidInput("reserved is a budget by itself; give allocated bytes, reserved ones, or the process's")
+        return {"budget": parse_bytes(reserved), "counts_reserved": True}
     if process is None:
         return {"budget": budget}
     if budget is not None:
         raise InvalidInput("both budget and process are given; give allocated bytes, or those of the whole process")
     return {"budget": AVAILABLE, "process_bytes": parse_bytes(process)}
+
+
+def _budget_of_device(device: str | None) -> dict[str, Any]:
+    """Take what a device has beside its context; on CUDA it is compared with what the allocator reserves."""
+    if device is None:
+        raise InvalidInput('budget="device" means the memory of the device that is planned for; name it with device=')
+    found = find_device(device)
+    return {"budget": found.usable_bytes, "counts_reserved": found.is_cuda}
 
 
 def _say_if_above_what_is_free(recipe: Recipe, model: nn.Module, example: Sample) -> None:

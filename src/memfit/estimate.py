@@ -8,6 +8,7 @@ from typing import Any
 from memfit.display import html_of
 from memfit.ir import Graph, Kind, Storage
 from memfit.measure.devices import usable_bytes
+from memfit.plan.reserved import ReservedMemory
 from memfit.plan.simulate import Timeline
 from memfit.units import format_bytes
 
@@ -38,10 +39,21 @@ class Estimate:
     workspaces_measured: bool  # False: what operators allocate inside is not counted
     notes: tuple[str, ...] = ()  # what a reader should know about these figures
     process_peak_bytes: int | None = None  # beyond a process without the model, see `measure/process.py`; None: unknown
+    reserved: ReservedMemory | None = None  # what CUDA's caching allocator takes for it; None: no CUDA device
 
     @property
     def peak_bytes(self) -> int:
         return self.timeline.peak_bytes
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """The peak of what CUDA's caching allocator reserves, by simulation; None: the step is for no CUDA device."""
+        return None if self.reserved is None else self.reserved.reserved_bytes
+
+    @property
+    def needed_bytes(self) -> int:
+        """What a device must have for it, beside its context: reserved bytes where they are known, else allocated."""
+        return self.peak_bytes if self.reserved is None else self.reserved.reserved_bytes
 
     @property
     def peak_phase(self) -> str:
@@ -68,8 +80,11 @@ class Estimate:
         return self._live()[:count]
 
     def fits(self, device: str | int | float) -> bool:
-        """Whether the step fits a device, given by name ("A100-40GB") or by its memory ("24GiB")."""
-        return self.peak_bytes <= usable_bytes(device)
+        """Tell whether the step fits a device, given by name ("A100-40GB") or by its memory ("24GiB").
+
+        A step that was estimated for a CUDA device goes by what is reserved there, any other by what is allocated.
+        """
+        return self.needed_bytes <= usable_bytes(device)
 
     def to_dict(self, *, depth: int = 1, top: int = 10) -> dict[str, Any]:
         """Everything for machines; `depth` and `top` as in `by_module` and `biggest`."""
@@ -81,6 +96,7 @@ class Estimate:
             "device": self.device,
             "peak_bytes": self.peak_bytes,
             "process_peak_bytes": self.process_peak_bytes,
+            "reserved": None if self.reserved is None else self.reserved.to_dict(),
             "peak_phase": self.peak_phase,
             "peak_operation": self.timeline.peak.label,
             "peak_module": self.timeline.peak.module,
@@ -103,6 +119,8 @@ class Estimate:
         process = ""
         if self.process_peak_bytes is not None:
             process = f", {format_bytes(self.process_peak_bytes)} of the process"
+        if self.reserved is not None:
+            process += f", {format_bytes(self.reserved.reserved_bytes)} reserved"
         return f"{self.model} on {self.device}, {step}: peak {format_bytes(self.peak_bytes)} ({parts}){process}{notes}"
 
     def _repr_html_(self) -> str | None:

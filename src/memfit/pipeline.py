@@ -30,6 +30,7 @@ from memfit.shortage import Shortage, always_live, gradients_of
 from memfit.units import format_bytes
 
 _MOST_CORRECTIONS = 3  # of what fused kernels take that are compiled for the plan
+_MOST_ROUNDS_OF_RESERVED = 5  # fewer bytes may be cut up worse
 _MOST_ROUNDS = 3  # of planning, running the plan with a clock, and planning again
 
 
@@ -100,6 +101,24 @@ def _smallest(planner: Planner, prepared: Prepared, recipe: Recipe) -> tuple[Sol
         return lowest, limit
 
 
+def _infeasible_reserved(plan: Plan, limit_bytes: int) -> InfeasibleBudget:
+    assert plan.reserved is not None
+    reserved = plan.reserved
+    advice = "give a bigger device, or a smaller batch"
+    if reserved.best_reserved_bytes <= limit_bytes:
+        advice = (
+            f"with PYTORCH_CUDA_ALLOC_CONF={reserved.best_setting} the last of them reserves "
+            f"{format_bytes(reserved.best_reserved_bytes)}: set it, and give {format_bytes(plan.peak_bytes)} as budget"
+        )
+    return InfeasibleBudget(
+        f"no plan was found for which the caching allocator reserves {format_bytes(limit_bytes)} or less: plans down "
+        f"to {format_bytes(plan.peak_bytes)} of tensors reserve {format_bytes(reserved.reserved_bytes)}; {advice}",
+        smallest_bytes=reserved.reserved_bytes,
+        floor_bytes=plan.floor_bytes,
+        operation=plan.floor_operation,
+    )
+
+
 class StepPlanner:
     """Plans of one captured step, at any budget, from costs that are measured as plans need them.
 
@@ -118,7 +137,22 @@ class StepPlanner:
 
     def plan(self, recipe: Recipe) -> Plan:
         """Solve, and write down what was found and what is known about it; see Note [Plan, run, plan again]."""
+        if recipe.counts_reserved:
+            return self._plan_for_reserved(recipe)
         return self._plan_for_process(recipe) if recipe.is_for_process else self._plan(recipe)
+
+    def _plan_for_reserved(self, recipe: Recipe) -> Plan:
+        """Plan for what a device can reserve: fewer allocated bytes until the simulated allocator keeps to it."""
+        limit_bytes = budget_bytes(recipe.budget, self.prepared.unplanned_peak_bytes)
+        budget = limit_bytes
+        for _ in range(_MOST_ROUNDS_OF_RESERVED):
+            plan = self._plan(dataclasses.replace(recipe, budget=budget))
+            if plan.reserved is None or plan.reserved.reserved_bytes <= limit_bytes:
+                return dataclasses.replace(plan, budget_bytes=limit_bytes)
+            # A little more than is too much: what is allocated less is cut up about as badly.
+            over_bytes = plan.reserved.reserved_bytes - limit_bytes
+            budget = max(1, min(budget, plan.peak_bytes) - over_bytes * 5 // 4)
+        raise _infeasible_reserved(plan, limit_bytes)
 
     def _plan_for_process(self, recipe: Recipe) -> Plan:
         """Plan for what the process may take: allocated bytes are what is left beside the rest of the process."""

@@ -17,6 +17,7 @@ from memfit.units import parse_bytes
 Budget = int | float | str | None
 
 AVAILABLE = "available"  # a budget: what is free here, of the device and the process
+DEVICE = "device"  # a budget: what the device that is planned for can reserve beside its context
 
 EXACT = ("recompute", "lean")  # what plans may do unless told otherwise: the numbers stay the same bit for bit
 
@@ -68,6 +69,7 @@ class Recipe:
     remember: bool = False  # take the plan of an earlier run, and keep this one's, see `remembered.py`
     report: Report | None = None
     progress: Progress | None = None
+    counts_reserved: bool = False  # whether the budget is one of what CUDA's caching allocator reserves
     process_bytes: int | None = None  # with budget "available": what the process may take; None: what is free
     report_stage: Callable[[str], None] | None = None  # told what begins, in words
 

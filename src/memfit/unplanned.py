@@ -20,11 +20,12 @@ from memfit.ir import Graph, OptimizerMemory, Program, without_prefix
 from memfit.measure.allocations import operator_costs, with_real_sizes, workspace_bytes
 from memfit.measure.cost import OperatorCost
 from memfit.measure.cuda import with_byte_masks
-from memfit.measure.devices import Device, find_device
+from memfit.measure.devices import CUDA_GRANULARITY_BYTES, Device, find_device
 from memfit.measure.optimizer import OptimizerLike, check_optimizer, optimizer_name
 from memfit.measure.probe import Progress
 from memfit.measure.process import can_be_measured, process_peak
 from memfit.plan.identity import identity_program
+from memfit.plan.reserved import ReservedMemory, reserved_memory
 from memfit.plan.simulate import simulate
 from memfit.prepare import may_be_probed, step_optimizer_memory
 from memfit.tensors import storage_bytes
@@ -68,6 +69,12 @@ class UnplannedStep:
             workspaces_measured=self.workspaces_measured,
             notes=self.notes,
             process_peak_bytes=self._process_peak_bytes() if process else None,
+            reserved=self._reserved() if self.granularity_bytes == CUDA_GRANULARITY_BYTES else None,
+        )
+
+    def _reserved(self) -> ReservedMemory:
+        return reserved_memory(
+            self.graph, self.program, workspace_bytes=self.workspace_bytes, optimizer=self.optimizer_memory
         )
 
     def _process_peak_bytes(self) -> int:

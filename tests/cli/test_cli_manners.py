@@ -24,7 +24,7 @@ def run_memfit(monkeypatch, capsys):
 
 
 STEP = ("--model", "./net.py:make_model(64, 8)", "--input", "512x64")
-VERBS = ("estimate", "plan", "profile", "check", "frontier", "report", "zoo", "demo")
+VERBS = ("estimate", "plan", "profile", "check", "frontier", "report", "doctor", "zoo", "demo")
 
 
 def test_the_help_names_every_verb_the_codes_and_examples(run_memfit):

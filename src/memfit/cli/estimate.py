@@ -110,7 +110,7 @@ def estimate(
             typer.echo(_json(result, limit, depth=depth or automatic_depth(result), top=top))
         else:
             print_estimate(Console(), result, limit, top=top, depth=depth)
-    if limit is not None and not limit.fits(result.peak_bytes):
+    if limit is not None and not limit.fits(result.needed_bytes):
         raise typer.Exit(DOES_NOT_FIT)
 
 
@@ -163,7 +163,7 @@ def _estimated(
 
 def _json(result: Estimate, limit: Limit | None, *, depth: int, top: int) -> str:
     verdict = {
-        "fits": None if limit is None else limit.fits(result.peak_bytes),
+        "fits": None if limit is None else limit.fits(result.needed_bytes),
         "device_usable_bytes": None if limit is None else limit.usable_bytes,
     }
     return json.dumps(result.to_dict(depth=depth, top=top) | verdict, indent=2)

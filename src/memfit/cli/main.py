@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from memfit.cli import cache, demo, estimate, frontier, plan, prove, report, zoo
+from memfit.cli import cache, demo, doctor, estimate, frontier, plan, prove, report, zoo
 from memfit.cli.streams import INTERRUPTED
 from memfit.errors import InfeasibleBudget, MemfitError
 from memfit.report.breakdown import printable
@@ -37,6 +37,7 @@ Examples:
   memfit estimate --model torchvision.models.resnet50 --input 16x3x224x224
   memfit plan --model torchvision.models.resnet50 --input 16x3x224x224 \\
       --budget 2GiB --output plan.json
+  memfit doctor snapshot.pickle
   memfit zoo list
   memfit demo
 \b
@@ -141,6 +142,12 @@ app.command(
     help=report.HELP,
     epilog=report.EXAMPLES,
 )(report.report)
+app.command(
+    name="doctor",
+    short_help="Explain a GPU's memory snapshot or an out-of-memory error.",
+    help=doctor.HELP,
+    epilog=doctor.EXAMPLES,
+)(doctor.doctor)
 app.add_typer(zoo.app, name="zoo", short_help="Plans that are there already.")
 app.command(
     name="cache",

@@ -12,6 +12,7 @@ from memfit.cli.progress import display
 from memfit.cli.streams import check_writable, interruptible, only_results_on_stdout, write_file
 from memfit.cli.subject import Subject
 from memfit.cli.wishes import Wishes
+from memfit.recipe import DEVICE
 from memfit.report.plan_summary import summary_json
 from memfit.report.plan_tables import print_plan
 
@@ -75,7 +76,8 @@ def plan(
         device=device,
         time_limit=time_limit,
     )
-    wanted = wishes.budget(budget)
+    # Without a budget it is the device's memory, which holds what the allocator reserves and not tensors alone.
+    wanted = DEVICE if budget is None and wishes.device is not None else wishes.budget(budget)
     check_writable(output, force=force, option="--output")
     with interruptible():
         with only_results_on_stdout(), display(time_limit) as shown:

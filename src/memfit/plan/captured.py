@@ -24,8 +24,10 @@ from memfit.ir import (
     Program,
     Storage,
 )
+from memfit.plan.allocator.sizes import MIN_BLOCK_BYTES
 from memfit.plan.identity import identity_program
 from memfit.plan.problem import Costs, handed_out_together
+from memfit.plan.reserved import ReservedMemory, reserved_memory
 
 _KINDS = tuple(Kind)
 _PHASES = tuple(Phase)
@@ -80,6 +82,14 @@ class CapturedStep:
     def unplanned_program(self) -> Program:
         """What the eager run does."""
         return identity_program(self.eager)
+
+    def reserved(self, program: Program) -> ReservedMemory | None:
+        """Simulate CUDA's caching allocator under a program for `graph`; None where the step is for another device."""
+        if self.granularity_bytes != MIN_BLOCK_BYTES:
+            return None
+        return reserved_memory(
+            self.graph, program, workspace_bytes=self.workspace_bytes, optimizer=self.optimizer, loss=self.loss
+        )
 
     def to_data(self) -> dict[str, Any]:
         """As JSON can have it, see Note [Columns]."""

@@ -14,6 +14,7 @@ Note [Versions]
 """
 
 import dataclasses
+import functools
 import hashlib
 import itertools
 import json
@@ -28,6 +29,7 @@ from memfit.errors import InvalidFile, first_line
 from memfit.files import write_atomically
 from memfit.ir import Compute, Graph, Phase, Program
 from memfit.plan.captured import CapturedStep
+from memfit.plan.reserved import ReservedMemory
 from memfit.units import format_bytes
 
 FORMAT = "memfit.plan"
@@ -95,6 +97,11 @@ class Plan:
     left_eager: Mapping[str, str] = dataclasses.field(default_factory=dict)  # name to reason; "" is the model itself
     step: CapturedStep | None = None  # what it was made for; None in regions and in files of old versions
     process_peak_bytes: int | None = None  # beyond a process without the model, see `measure/process.py`; None: unknown
+
+    @functools.cached_property
+    def reserved(self) -> ReservedMemory | None:
+        """What CUDA's caching allocator takes for the step, by simulation; None: no CUDA device, or no step in it."""
+        return None if self.step is None or self.regions else self.step.reserved(self.program)
 
     @property
     def slowdown(self) -> float:
@@ -357,6 +364,8 @@ def _lines(plan: Plan) -> Iterator[str]:
         + ("" if plan.regions else f", at best {plan.lower_bound:+.1%}")
         + ("" if plan.times_measured else " (estimated)")
     )
+    if plan.reserved is not None:
+        yield plan.reserved.words()
     if left_out := not_counted(plan):
         yield left_out
     yield from region_lines(plan)

@@ -76,6 +76,10 @@ def _cards(estimate: Estimate, limit: Limit | None) -> list[tuple[str, str, str]
         ("Activations", format_bytes(activation_bytes), f"at most, {activation_share:.1%} of the peak"),
         ("Parameters", _short_count(count), f"{count:,}"),
     ]
+    if estimate.reserved is not None:
+        best = f"{format_bytes(estimate.reserved.best_reserved_bytes)} with {estimate.reserved.best_setting}"
+        below = best if estimate.reserved.best_setting else "by the caching allocator"
+        cards.insert(1, ("Reserved", format_bytes(estimate.reserved.reserved_bytes), below))
     if limit is not None:
         below = limit.label if limit.is_device else "as given"
         cards.insert(1, ("Usable memory", format_bytes(limit.usable_bytes), below))

@@ -41,10 +41,10 @@ def render(plan: Plan, frontier: Sequence[CurvePoint] = (), profile: Profile | N
     """The page of a plan, with its place on a frontier and with what was measured, if these are given."""
     stories = stories_of(plan)
     depth = plan_summary.automatic_depth(plan)
-    return _template().render(
+    return page_template("plan_page.html").render(
         version=importlib.metadata.version("memfit"),
-        script=Markup(_file("plan_page.js")),
-        style=Markup(_file("plan_page.css")),
+        script=Markup(page_file("plan_page.js")),
+        style=Markup(page_file("plan_page.css")),
         palette=Markup(palette_css()),
         plan=plan,
         model=printable(plan.model),
@@ -78,20 +78,23 @@ def palette_css() -> str:
     )
 
 
-def _template() -> jinja2.Template:
+def page_template(name: str) -> jinja2.Template:
+    """Read the template of a page: everything put into it is escaped, and nothing may be missing."""
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {
         "bytes": format_bytes,
+        "percent": lambda share: f"{share:.1%}",
         "place": lambda share: f"{100 * share:.3f}%",
         "digest": script_digest,
         "tojson": _json_for_script,
     }
-    return environment.from_string(_file("plan_page.html"))
+    return environment.from_string(page_file(name))
 
 
-def _file(name: str) -> str:
+def page_file(name: str) -> str:
+    """Read a file that pages are made of."""
     return importlib.resources.files("memfit.report").joinpath(name).read_text(encoding="utf-8")
 
 

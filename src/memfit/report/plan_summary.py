@@ -48,6 +48,10 @@ def _figures(plan: Plan) -> Iterator[Figure]:
     if plan.budget_bytes is not None:
         yield Figure(label="budget", value=format_bytes(plan.budget_bytes))
     yield Figure(label="predicted peak", value=format_bytes(plan.peak_bytes), remark=share)
+    if plan.reserved is not None:
+        setting = plan.reserved.best_setting
+        best = f"{format_bytes(plan.reserved.best_reserved_bytes)} with {setting}" if setting else ""
+        yield Figure(label="predicted reserved", value=format_bytes(plan.reserved.reserved_bytes), remark=best)
     yield Figure(label="unplanned peak", value=format_bytes(plan.unplanned_peak_bytes))
     yield Figure(
         label="floor", value=format_bytes(plan.floor_bytes), remark=f"set by {printable(plan.floor_operation)}"
@@ -134,6 +138,7 @@ def summary_json(plan: Plan, *, depth: int | None = None) -> str:
         "lower_bound": plan.lower_bound,
         "gap": plan.gap,
         "is_identity": plan.is_identity,
+        "reserved": None if plan.reserved is None else plan.reserved.to_dict(),
         "activations": totals(plan),
         "techniques": techniques(plan),
         "modules": plan.by_module(depth or automatic_depth(plan)),

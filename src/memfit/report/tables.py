@@ -60,9 +60,11 @@ def headline(estimate: Estimate, limit: Limit | None) -> Text:
         Text.assemble("Peak ", (format_bytes(estimate.peak_bytes), "bold"), f" ({estimate.peak_bytes:,} bytes)"),
         Text(f"in the {breakdown.peak_place(estimate)}"),
     ]
+    if estimate.reserved is not None:
+        lines.append(Text(estimate.reserved.words()))
     if limit is not None:
-        style = "bold green" if limit.fits(estimate.peak_bytes) else "bold red"
-        lines.append(Text(limit.verdict(estimate.peak_bytes), style=style))
+        style = "bold green" if limit.fits(estimate.needed_bytes) else "bold red"
+        lines.append(Text(limit.verdict(estimate.needed_bytes), style=style))
     return Text("\n").join(lines)
 
 

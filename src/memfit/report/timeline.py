@@ -102,7 +102,7 @@ def draw(estimate: Estimate, limit: Limit | None = None, *, most_points: int = _
         bands=tuple(_bands(points, top_bytes)),
         regions=regions,
         points=points,
-        ticks=tuple(_ticks(top_bytes)),
+        ticks=tuple(ticks(top_bytes)),
         peak_index=peak_index,
         peak=Mark(left=_middle(points, peak_index), bottom=estimate.peak_bytes / top_bytes),
         limit=_limit_tick(limit, top_bytes),
@@ -197,8 +197,8 @@ def _limit_tick(limit: Limit | None, top_bytes: float) -> Tick | None:
     return Tick(label=words, bottom=limit.usable_bytes / top_bytes)
 
 
-def _ticks(top_bytes: float) -> Iterator[Tick]:
-    """Round numbers of one unit."""
+def ticks(top_bytes: float) -> Iterator[Tick]:
+    """Yield round numbers of one unit, up to `top_bytes`."""
     unit, unit_bytes = _unit(top_bytes)
     units = top_bytes / unit_bytes
     step = next(step for step in _round_steps() if units / step <= _MOST_TICKS)

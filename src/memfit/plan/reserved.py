@@ -1,0 +1,63 @@
+"""What a training step reserves on a CUDA device: the peak of its segments, and which allocator setting is best."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from memfit.ir import Graph, LossMemory, OptimizerMemory, Program
+from memfit.plan.allocator.requests import best_run, compare_settings
+from memfit.plan.step_requests import step_requests
+from memfit.units import format_bytes
+
+_NOTICEABLE_SHARE = 0.01  # of what is reserved: a setting that saves less is not worth setting
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ReservedMemory:
+    """The peaks of a step in a simulation of CUDA's caching allocator, from an empty one on."""
+
+    allocated_bytes: int  # blocks handed out, as `torch.cuda.max_memory_allocated` counts them
+    reserved_bytes: int  # segments, as `torch.cuda.max_memory_reserved` counts them
+    best_setting: str  # for PYTORCH_CUDA_ALLOC_CONF; "": the defaults do as well
+    best_reserved_bytes: int  # under that setting
+
+    @property
+    def fragmentation_bytes(self) -> int:
+        """Bytes reserved beyond the most that is allocated."""
+        return self.reserved_bytes - self.allocated_bytes
+
+    def words(self) -> str:
+        """Say in one line what is reserved, and which setting is best."""
+        words = (
+            f"reserved {format_bytes(self.reserved_bytes)} by the caching allocator, "
+            f"{format_bytes(self.fragmentation_bytes)} more than it hands out"
+        )
+        if not self.best_setting:
+            return words
+        return f"{words}; {format_bytes(self.best_reserved_bytes)} with {self.best_setting}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self) | {"fragmentation_bytes": self.fragmentation_bytes}
+
+
+def reserved_memory(
+    graph: Graph,
+    program: Program,
+    *,
+    workspace_bytes: Sequence[int] = (),
+    optimizer: OptimizerMemory | None = None,
+    loss: LossMemory | None = None,
+) -> ReservedMemory:
+    """Simulate the allocator under a program; arguments are those of `simulate`."""
+    requests = step_requests(graph, program, workspace_bytes=workspace_bytes, optimizer=optimizer, loss=loss)
+    runs = compare_settings(requests)
+    default, best = runs[0], best_run(runs)
+    saved_bytes = default.peak_reserved_bytes - best.peak_reserved_bytes
+    if saved_bytes <= _NOTICEABLE_SHARE * default.peak_reserved_bytes:
+        best = default
+    return ReservedMemory(
+        allocated_bytes=default.peak_allocated_bytes,
+        reserved_bytes=default.peak_reserved_bytes,
+        best_setting=str(best.settings),
+        best_reserved_bytes=best.peak_reserved_bytes,
+    )

@@ -1,0 +1,153 @@
+"""A training step as requests to an allocator: what `plan/simulate.py` adds up, one block after another.
+
+Note [Steps as a loop runs them]
+    The order is that of Note [What a step is] in `simulate.py`, for several steps from an empty allocator on: what
+    is cached after one step decides where the next one finds room. Optimizer state is made in the first optimizer step.
+    What lives only in a step is released when it ends: outputs, gradients, what a loss keeps.
+
+Note [Sums of blocks]
+    Of an optimizer's state and temporaries, sums are known and not blocks. They come in blocks of the sizes of the
+    trained parameters, which is how optimizers allocate; a workspace or a loss is one block.
+"""
+
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from memfit.ir import Compute, Graph, Instruction, LossMemory, OptimizerMemory, Program
+from memfit.plan.allocator.requests import Allocate, Release, Request
+
+_STEPS = 3  # the third finds the cache as all later ones do
+
+
+def step_requests(
+    graph: Graph,
+    program: Program,
+    *,
+    workspace_bytes: Sequence[int] = (),
+    optimizer: OptimizerMemory | None = None,
+    loss: LossMemory | None = None,
+    steps: int = _STEPS,
+) -> list[Request]:
+    """Write down what `steps` training steps ask for and let go; arguments are those of `simulate`."""
+    walk = _Walk(graph, workspace_bytes, optimizer or OptimizerMemory(), loss)
+    return list(walk.steps(program, steps))
+
+
+class _Walk:
+    """Which block belongs to which storage, while a program is followed."""
+
+    def __init__(
+        self, graph: Graph, workspace_bytes: Sequence[int], optimizer: OptimizerMemory, loss: LossMemory | None
+    ) -> None:
+        self._graph = graph
+        self._workspaces = workspace_bytes or [0] * (len(graph.operations) + len(graph.alternatives))
+        self._optimizer = optimizer
+        self._loss = loss
+        self._parameter_bytes = [graph.storages[parameter].size_bytes for parameter, _ in graph.trained]
+        self._handles = itertools.count()
+        self._open: dict[int, list[int]] = {}  # blocks by storage, the newest last
+
+    def steps(self, program: Program, count: int) -> Iterator[Request]:
+        """Follow a program `count` times."""
+        for storage in self._graph.resident:
+            yield self._allocate(storage)
+        if self._loss is not None:
+            yield Allocate(next(self._handles), self._loss.batch_bytes)
+        self._open.clear()  # nothing that is there before the step goes in it
+        for number in range(count):
+            yield from self._step(program, is_first=number == 0)
+
+    def _step(self, program: Program, *, is_first: bool) -> Iterator[Request]:
+        yield from self._follow(program.forward)
+        lasting = None
+        if self._loss is not None:
+            yield from self._at_once(self._loss.working_bytes)
+            for storage in self._graph.returned_alone:
+                yield from self._release(storage)
+            lasting = Allocate(next(self._handles), self._loss.lasting_bytes)
+            yield lasting
+        for storage in self._graph.tangents:
+            yield self._allocate(storage)
+        yield from self._follow(program.backward)
+        yield from self._optimize(is_first=is_first)
+        yield from (Release(handle) for handles in self._open.values() for handle in handles)
+        self._open.clear()
+        if lasting is not None:
+            yield Release(lasting.handle)
+
+    def _follow(self, instructions: Sequence[Instruction]) -> Iterator[Request]:
+        for instruction in instructions:
+            if isinstance(instruction, Compute):
+                yield from self._compute(instruction)
+            else:
+                yield from self._release(instruction.storage)
+
+    def _compute(self, instruction: Compute) -> Iterator[Request]:
+        operation = self._graph.operation(instruction.operation)
+        outputs = list(operation.outputs)
+        if instruction.in_place and operation.may_overwrite is not None:
+            if self._is_taken_over(operation.may_overwrite, outputs):
+                block = self._open[operation.may_overwrite].pop()
+                self._open.setdefault(outputs.pop(0), []).append(block)
+            else:
+                yield from self._release(operation.may_overwrite)
+        yield from (self._allocate(storage) for storage in outputs)
+        yield from self._at_once(self._workspaces[instruction.operation])
+
+    def _is_taken_over(self, written_over: int, outputs: Sequence[int]) -> bool:
+        """Tell whether the first output lies where an input did, rather than in a block of another size."""
+        sizes = [self._graph.storages[each].size_bytes for each in (written_over, *outputs[:1])]
+        return bool(self._open.get(written_over)) and len(sizes) > 1 and sizes[0] == sizes[1]
+
+    def _optimize(self, *, is_first: bool) -> Iterator[Request]:
+        """Make the state in the first step, and what the step itself takes in each."""
+        if is_first:
+            for size_bytes in _blocks(self._optimizer.state_bytes, self._parameter_bytes):
+                yield Allocate(next(self._handles), size_bytes)
+        workspace_bytes = self._optimizer.workspace_bytes
+        taken: deque[Allocate] = deque()
+        for change_bytes in self._optimizer.changes_bytes or (workspace_bytes,):
+            for size_bytes in _blocks(change_bytes, self._parameter_bytes):
+                taken.append(Allocate(next(self._handles), size_bytes))
+                yield taken[-1]
+            left_bytes = -change_bytes
+            while taken and taken[0].size_bytes <= left_bytes:
+                left_bytes -= taken[0].size_bytes
+                yield Release(taken.popleft().handle)
+        yield from (Release(each.handle) for each in taken)
+
+    def _at_once(self, size_bytes: int) -> Iterator[Request]:
+        """Take and release: what is gone when an operation returns."""
+        if size_bytes > 0:
+            handle = next(self._handles)
+            yield Allocate(handle, size_bytes)
+            yield Release(handle)
+
+    def _allocate(self, storage: int) -> Allocate:
+        handle = next(self._handles)
+        self._open.setdefault(storage, []).append(handle)
+        return Allocate(handle, self._graph.storages[storage].size_bytes)
+
+    def _release(self, storage: int) -> Iterator[Request]:
+        """Release the newest block of a storage; what is there before the step stays."""
+        if self._open.get(storage):
+            yield Release(self._open[storage].pop())
+
+
+def _blocks(total_bytes: int, sizes: Sequence[int]) -> Iterator[int]:
+    """Cut a sum into blocks of these sizes, see Note [Sums of blocks].
+
+    >>> list(_blocks(25, [4, 6])), list(_blocks(-3, [4])), list(_blocks(7, []))
+    ([4, 4, 6, 6, 4, 1], [], [7])
+    """
+    if total_bytes <= 0:
+        return
+    positive = [size for size in sizes if size > 0] or [total_bytes]
+    copies, rest_bytes = divmod(total_bytes, sum(positive))
+    for size in positive:
+        yield from itertools.repeat(size, copies)
+    for size in positive:
+        if rest_bytes > 0:
+            yield min(size, rest_bytes)
+            rest_bytes -= size
