@@ -58,8 +58,8 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
     Whether somebody packs what autograd saves.
 `function_modes` rests on `torch._C._len_torch_function_stack` and `_get_function_stack_at`
     The modes that see calls of torch's functions, but for the one that holds the default device.
-`explained_backward` rests on `_forward_cls` of the node behind a result, whose `backward` autograd calls
-    Puts a function around the backward pass of one compiled call.
+`compiled_node` and `explained_backward` rest on `_forward_cls` of the node behind a result
+    Autograd calls its `backward`: the second puts a function around that of one compiled call.
 `trace_rules` is `torch._dynamo`'s own
     Says whose code torch.compile leaves alone.
 `graph_module` rests on `_make_graph_module` and `_use_lazy_graph_module`
@@ -128,6 +128,7 @@ __all__ = [
     "below_autograd",
     "compile_graph",
     "compile_joint",
+    "compiled_node",
     "current_node",
     "decomposed",
     "default_store",
@@ -197,12 +198,18 @@ def function_modes() -> list[Any]:
 
 def explained_backward(result: torch.Tensor, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Let `around` make what runs in the place of a compiled call's backward pass, found by one of its results."""
-    node: Any = result.grad_fn
-    while node is not None and not hasattr(node, "_forward_cls"):  # views of results have nodes of their own
-        node = node.next_functions[0][0] if node.next_functions else None
-    if node is not None and "CompiledFunction" in node._forward_cls.__name__:
+    node = compiled_node(result)
+    if node is not None:
         function = node._forward_cls
         function.backward = staticmethod(around(function.backward))
+
+
+def compiled_node(result: torch.Tensor) -> Any:
+    """Return autograd's node of a compiled call, found by one of its results; None if there is none."""
+    node: Any = result.grad_fn
+    while node is not None and "CompiledFunction" not in getattr(getattr(node, "_forward_cls", None), "__name__", ""):
+        node = node.next_functions[0][0] if node.next_functions else None  # views of results have nodes of their own
+    return node
 
 
 def export_joint(

@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -76,6 +77,44 @@ class Keeps(Net):
         return hidden.mean() * self.twice
 
 
+class Swallows(Net):
+    """Asks, and catches what is raised."""
+
+    def penalty(self, hidden: torch.Tensor) -> torch.Tensor:
+        try:
+            factor = float(self.weight) * 2
+        except ValueError:
+            factor = 3.0
+        return hidden.mean() * factor
+
+
+class Writes(Net):
+    def penalty(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.mean() * (2.0 if f"{self.weight:.3f}".endswith("5") else 1.0)
+
+
+class ByNumPy(Net):
+    def penalty(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.mean() * float(np.float32(3.1) * self.weight)
+
+
+class Splits(Net):
+    """Returns views of one result."""
+
+    def forward(self, batch: torch.Tensor) -> Any:
+        made = self.second(torch.sigmoid(self.first(batch)) * self.weight)
+        return made[:, :4], made[:, 4:]
+
+
+def of_parts(model: Any, number: int) -> torch.Tensor:
+    model.weight = number / 40
+    first, second = model(BATCH)
+    model.weight += 0.01
+    third, fourth = model(BATCH + 1)
+    loss: torch.Tensor = first.square().mean() + fourth.square().mean() + third.mean()
+    return loss + second.mean() if number % 2 else loss
+
+
 def usual(model: Any, number: int) -> torch.Tensor:
     model.weight, model.temperature = number / 40, 1 + number / 7
     loss: torch.Tensor = model(BATCH)
@@ -117,13 +156,21 @@ def test_numbers_that_change_in_every_step_are_captured_a_few_times(make: Any, s
 
 
 @pytest.mark.filterwarnings("ignore:.*captured 3 times more")
-@pytest.mark.parametrize("make", [Branches, Rounds, Drops, Keeps])
+@pytest.mark.parametrize("make", [Branches, Rounds, Drops, Keeps, Swallows, Writes, ByNumPy])
 def test_a_number_that_decides_something_is_captured_anew(make: Any) -> None:
     plain, _ = trained(make, usual, fitted=False)
     found, captures = trained(make, usual, fitted=True)
     assert found[0] == plain[0]
     assert all(torch.equal(*pair) for pair in zip(found[1:], plain[1:], strict=True))
     assert captures > 4
+
+
+def test_outputs_that_are_views_find_the_numbers_of_their_forward() -> None:
+    plain, _ = trained(Splits, of_parts, fitted=False)
+    found, captures = trained(Splits, of_parts, fitted=True)
+    assert found[0] == plain[0]
+    assert all(torch.equal(*pair) for pair in zip(found[1:], plain[1:], strict=True))
+    assert captures <= 4
 
 
 def test_a_number_of_another_type_is_another_call() -> None:

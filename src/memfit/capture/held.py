@@ -1,5 +1,8 @@
 """Tell kinds of Python values apart that a model may read, and read those that have no dictionary as if they had."""
 
+import array
+import contextvars
+import ctypes
 import os
 import random
 import sys
@@ -18,6 +21,8 @@ CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 MOST_ELEMENTS = 10_000  # of a container that is looked into
 _HEAP_TYPE = 1 << 9  # of `__flags__`: a class written in Python
 _FOREIGN = ("torch", "numpy", "builtins", "enum", "typing", "functools", "threading", "logging", "memfit", "_io")
+_SIMPLE_C: Any = ctypes.c_int.__mro__[1]
+_READ_WHOLE = (types.SimpleNamespace, threading.local, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 _PYTHON = os.path.dirname(os.__file__) + os.sep
 
 
@@ -39,7 +44,7 @@ def is_object(value: Any) -> bool:
     cls = type(value)
     has_attributes = hasattr(value, "__dict__") or hasattr(cls, "__slots__")
     is_one = is_own_class(cls) and not isinstance(value, nn.Module | torch.Tensor | type | types.ModuleType)
-    return (has_attributes and is_one) or isinstance(value, types.SimpleNamespace | threading.local)
+    return (has_attributes and is_one) or isinstance(value, _READ_WHOLE)
 
 
 def is_own_class(cls: type) -> bool:
@@ -53,7 +58,9 @@ def is_foreign(filename: str) -> bool:
 
 
 def is_array(value: Any) -> bool:
-    """Return whether a value is an array of NumPy's."""
+    """Return whether a value is an array of NumPy's or Python's."""
+    if isinstance(value, bytearray | array.array | ctypes.Array | _SIMPLE_C):
+        return True
     return "numpy" in sys.modules and isinstance(value, sys.modules["numpy"].ndarray)
 
 
@@ -99,6 +106,18 @@ class Slots:
         return getattr(self._thing, name)
 
 
+class FunctionParts:
+    """Read what belongs to a function by name."""
+
+    NAMES = ("__code__", "__defaults__", "__kwdefaults__")
+
+    def __init__(self, function: types.FunctionType) -> None:
+        self._function = function
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self._function, name)
+
+
 class Cell:
     """Read a variable of a closure by any name."""
 
@@ -109,6 +128,16 @@ class Cell:
         return self._cell.cell_contents
 
 
+class Variable:
+    """Read a context variable by any name."""
+
+    def __init__(self, variable: contextvars.ContextVar[Any]) -> None:
+        self._variable = variable
+
+    def __getitem__(self, _name: str) -> Any:
+        return self._variable.get(None)
+
+
 class Bytes:
     """Read the content of an array, or of a value that processes share, by any name."""
 
@@ -116,4 +145,6 @@ class Bytes:
         self._array = array
 
     def __getitem__(self, _name: str) -> Any:
-        return self._array.tobytes() if hasattr(self._array, "tobytes") else bytes(self._array.get_obj())
+        if hasattr(self._array, "get_obj"):
+            return bytes(self._array.get_obj())
+        return self._array.tobytes() if hasattr(self._array, "tobytes") else bytes(self._array)

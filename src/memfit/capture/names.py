@@ -1,7 +1,9 @@
 """Note values that code names: globals, closures, and what modules, classes and objects behind those names hold."""
 
 import contextlib
+import contextvars
 import dis
+import functools
 import gc
 import inspect
 import itertools
@@ -12,6 +14,7 @@ from typing import Any
 
 from memfit.capture.held import (
     Cell,
+    FunctionParts,
     generator_state,
     is_collected,
     is_foreign,
@@ -68,6 +71,7 @@ class Names:
         if isinstance(function, types.FunctionType):
             self._notes.note(name, around, name, value)
             self._notes.note_all(name, function.__dict__)
+            self._note_function(name, function)
             return [(function.__code__, function.__globals__)]
         if isinstance(value, type):
             return self._methods_of(value) if is_own_class(value) else []
@@ -75,9 +79,18 @@ class Names:
             self._notes.generators.append((name, value, generator_state(value)))
         elif isinstance(value, types.ModuleType):
             self._note_module(code, name, value)
+        elif isinstance(value, contextvars.ContextVar | functools.partial):
+            self._notes.look_into(name, value)
         else:
             self._note_value(name, around, name, value)
         return []
+
+    def _note_function(self, path: str, function: types.FunctionType) -> None:
+        """Note what a function takes by default, and that its code is its own."""
+        parts: Any = FunctionParts(function)
+        for name in parts.NAMES:
+            value = parts[name]
+            self._notes.note(f"{path}.{name}", parts, name, value)
 
     def _note_value(self, path: str, home: Any, name: str, value: Any) -> None:
         if is_plain(value) or is_collected(value):
@@ -120,6 +133,9 @@ class Names:
             if isinstance(function, types.FunctionType):
                 methods.append((function.__code__, function.__globals__))
                 self._notes.note(f"{cls.__name__}.{name}", home, name, value)
+                for default in function.__defaults__ or ():
+                    if isinstance(default, list | dict | set):
+                        self._notes.look_into(f"a default of {cls.__name__}.{name}", default)
             elif is_plain(value) and not name.startswith("__"):
                 self._notes.note(f"{cls.__name__}.{name}", home, name, value)
         return methods

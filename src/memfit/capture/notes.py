@@ -1,5 +1,7 @@
 """Note values that a forward may read, with what is in them."""
 
+import contextvars
+import functools
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +15,7 @@ from memfit.capture.held import (
     MOST_ELEMENTS,
     Bytes,
     Slots,
+    Variable,
     attributes_of,
     generator_state,
     is_array,
@@ -59,6 +62,12 @@ class Notes:
             self.generators.append((path, value, generator_state(value)))
         elif isinstance(value, weakref.ref):
             self.look_into(path, value())
+        elif isinstance(value, contextvars.ContextVar):
+            read: Any = Variable(value)
+            self.note(path, read, path, read[path])
+        elif isinstance(value, functools.partial):
+            self.look_into(f"{path}.args", value.args)
+            self.look_into(f"{path}.keywords", value.keywords)
         elif hasattr(type(value), "__next__"):
             raise ValueError(f"the forward reads {path}, an iterator, which a captured call would not move on")
         elif is_array(value) or is_shared(value):

@@ -22,7 +22,7 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 
 from memfit.capture.guards import Place
-from memfit.ops.number import NotFollowed, Number, refused
+from memfit.ops.number import REFUSALS, NotFollowed, Number, refused
 
 _MAGIC = 0.7236067977499790  # and numbers near it: no model has them by chance
 _NAMES = ("add", "sub", "mul", "div", "true_divide", "multiply", "subtract")
@@ -71,6 +71,8 @@ class Follower:
 
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = refused
     __bool__ = __float__ = __int__ = __index__ = __hash__ = __round__ = refused
+    __str__ = __repr__ = __format__ = __getattr__ = __array__ = refused
+    __array_ufunc__ = None  # numbers of NumPy's leave it to `_reckoned`
 
     def __neg__(self) -> "Follower":
         return Follower(lambda numbers: -self.evaluate(numbers))
@@ -88,9 +90,18 @@ def _reckoned(function: Callable[[Any, Any], float], *, swapped: bool) -> Callab
     return reckon
 
 
-for _name in ("add", "sub", "mul", "truediv", "pow"):
+for _name in ("add", "sub", "mul", "truediv"):
     setattr(Follower, f"__{_name}__", _reckoned(getattr(operator, _name), swapped=False))
     setattr(Follower, f"__r{_name}__", _reckoned(getattr(operator, _name), swapped=True))
+
+
+def _power(one: Follower, exponent: Any) -> Follower:
+    if type(exponent) is not int:  # of a negative number that may be complex
+        refused()
+    return Follower(lambda numbers: one.evaluate(numbers) ** exponent)
+
+
+setattr(Follower, "__pow__", _power)  # noqa: B010
 
 
 def _value(each: Any, numbers: Sequence[float]) -> float:
@@ -112,6 +123,7 @@ class Numbers:
     def begin(self) -> None:
         """Put followers in the places of the numbers, for a forward that is traced from its beginning."""
         self._given.clear()
+        REFUSALS.clear()
         self.follow()
 
     def follow(self) -> None:
@@ -140,6 +152,8 @@ class Numbers:
 
     def mark(self, graph: fx.Graph) -> None:
         """Put numbers that calls take anew into a traced graph."""
+        if self.places and REFUSALS:
+            raise NotFollowed(REFUSALS[0])
         missing = {*self._given}
         for node in graph.nodes if missing else ():
             node.args, node.kwargs = fx.node.map_aggregate((node.args, node.kwargs), self._marked(missing))

@@ -58,6 +58,7 @@ def refusing() -> Iterator[None]:
     """Refuse all that while a forward is traced by this thread."""
     with (
         _refused(builtins, "print", "prints", by_libraries=False),
+        _refused(builtins, "open", "opens a file", by_libraries=False),
         _refused(torch, "set_rng_state", _SETS_STATE),
         _refused(torch.random, "set_rng_state", _SETS_STATE),
         Refusals(),

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from memfit import _torch
 from memfit.execute.codegen import generate
 
 Boxed = Callable[[list[Any]], list[Any]]
@@ -35,8 +36,9 @@ class Arrivals:
 
     def watch(self, output: torch.Tensor) -> None:
         """Note what arrives in the backward pass behind an output."""
-        assert output.grad_fn is not None
-        output.grad_fn.register_prehook(self._note)
+        node = _torch.compiled_node(output)
+        if node is not None:
+            node.register_prehook(self._note)
 
     def _note(self, gradients: tuple[torch.Tensor | None, ...]) -> None:
         # Called right before the backward pass itself, by the same thread.

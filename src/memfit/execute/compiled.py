@@ -75,8 +75,9 @@ class CompiledCall:
 
 def _numbers_of_backward(numbers: Numbers, values: list[float], output: torch.Tensor) -> None:
     """Let the backward pass find the numbers of its own forward pass."""
-    assert output.grad_fn is not None
-    output.grad_fn.register_prehook(lambda _: numbers.put(values))
+    node = _torch.compiled_node(output)
+    if node is not None:
+        node.register_prehook(lambda _: numbers.put(values))
 
 
 def _explained(backward: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,9 +9,13 @@ class NotFollowed(ValueError):
     """A number is used in a way that a captured call cannot follow."""
 
 
+REFUSALS: list[str] = []  # of the trace that goes on: the model's code may catch what is raised
+
+
 def refused(*_: Any) -> Any:
     """Refuse to say what a number is."""
-    raise NotFollowed("a number that changes from call to call is compared or converted")
+    REFUSALS.append("a number that changes from call to call is compared or converted")
+    raise NotFollowed(REFUSALS[-1])
 
 
 class Number(float):
