@@ -18,6 +18,7 @@ def results(tmp_path, monkeypatch):
     return path
 
 
+@pytest.mark.slow
 def test_losses_are_the_same_bits_inside_the_limit(results, capfd, monkeypatch) -> None:
     with pytest.raises(SystemExit) as ended:
         big_run.main()

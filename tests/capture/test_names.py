@@ -30,7 +30,7 @@ def functions_of(count: int) -> list[types.FunctionType]:
 
 
 def noted(functions: list[types.FunctionType]) -> Notes:
-    notes = Notes(lambda path, thing: False)
+    notes = Notes(lambda path, thing: False, lambda module: False)
     Names(notes).note([(each.__code__, each.__globals__) for each in functions])
     return notes
 

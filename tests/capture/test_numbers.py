@@ -131,7 +131,7 @@ def trained(make: Callable[[], nn.Module], step: Any, *, fitted: bool) -> tuple[
     torch.manual_seed(0)
     model = make()
     if fitted:
-        memfit.fit(model, BATCH, 0.97, time_limit=1, progress=False)
+        memfit.fit(model, BATCH, "64KiB", time_limit=1, progress=False)
     optimizer = torch.optim.AdamW(model.parameters())
     losses = []
     for number in range(6):

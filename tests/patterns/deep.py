@@ -159,7 +159,119 @@ def slide(state: State, number: int) -> None:
     state.model.window.append(level(number))
 
 
+class Schedule:
+    """What people write to anneal a number."""
+
+    def __init__(self) -> None:
+        self.now = 0.5
+
+    def value(self) -> float:
+        return self.now
+
+
+class ByMethod(Net):
+    """Asks a bound method that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.schedule = [Schedule()]
+        self.weight_of = self.schedule[0].value
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * self.weight_of()
+
+
+class ByFunction(Net):
+    """Asks a function with a closure that it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        box = [0.5]
+        self.box, self.weight_of = box, lambda: box[0]
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * self.weight_of()
+
+
+class ByOther(Net):
+    """Reads a number of a module that is no part of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others = (Net(),)
+        self.others[0].gain = 1.0  # type: ignore[assignment]
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * self.others[0].gain
+
+
+class ByOptimizer(Net):
+    """Reads the learning rate of an optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.optimizers = [torch.optim.SGD(self.parameters(), lr=0.5)]
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * self.optimizers[0].param_groups[0]["lr"]
+
+
+class AsksWhetherThereIs(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (2.0 if hasattr(self, "extra") else 1.0)
+
+
+class AsksForTheType(ByAttribute):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (self.scale if type(self.scale) is float else 3.0)
+
+
+def anneal_then_stop(state: State, number: int) -> None:
+    state.model.scale = level(number) if number < 15 else None
+
+
+class UntilNone(ByAttribute):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        hidden = torch.sigmoid(hidden)
+        return hidden if self.scale is None else hidden * self.scale
+
+
 PATTERNS = [
+    Pattern(
+        name="a schedule asked by a bound method on self",
+        make=ByMethod,
+        change=lambda state, number: setattr(state.model.schedule[0], "now", level(number)),
+    ),
+    Pattern(
+        name="a function with a closure on self, its variable changed",
+        make=ByFunction,
+        change=lambda state, number: state.model.box.__setitem__(0, level(number)),
+    ),
+    Pattern(
+        name="a number on a module that is no part, changed",
+        make=ByOther,
+        change=lambda state, number: setattr(state.model.others[0], "gain", level(number)),
+    ),
+    Pattern(
+        name="the learning rate of an optimizer read by the forward, changed",
+        make=ByOptimizer,
+        change=lambda state, number: state.model.optimizers[0].param_groups[0].update(lr=level(number)),
+    ),
+    Pattern(
+        name="an attribute that comes to be there",
+        make=AsksWhetherThereIs,
+        change=lambda state, number: setattr(state.model, "extra", 1) if number == 7 else None,
+    ),
+    Pattern(
+        name="a number whose type is asked for, changed every step",
+        make=lambda: AsksForTheType(scale=1.0),
+        change=lambda state, number: setattr(state.model, "scale", level(number) + number / 100),
+    ),
+    Pattern(
+        name="a number annealed every step, then None",
+        make=lambda: UntilNone(scale=1.0),
+        change=anneal_then_stop,
+    ),
     Pattern(
         name="a dict on the class, read through self, changed",
         make=ByClassDict,

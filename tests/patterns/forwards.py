@@ -251,7 +251,6 @@ PATTERNS = [
         name="a mask cached in a dict on self, by shape",
         make=CachesMaskByShape,
         batch=short_last,
-        outcome="the forward changes what is in cache",
     ),
     Pattern(
         name="a running mean kept as a plain attribute",
@@ -269,7 +268,6 @@ PATTERNS = [
     writes_globals(
         "a counter in a global dict written by the forward",
         CountsInDict,
-        outcome="changes what is in COUNTS",
     ),
     writes_globals(
         "a number appended to a global list by the forward",

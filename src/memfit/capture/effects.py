@@ -24,7 +24,7 @@ class Effect:
     """Something a forward leaves behind, with its tensors taken out."""
 
     home: Any  # the attributes of an object, or a list
-    name: str | None  # None: is appended to the list
+    name: Any  # of the attribute, or the key; None: is appended to the list
     template: OutputTemplate
 
     def shifted(self, count: int) -> "Effect":
@@ -46,8 +46,11 @@ def assigned(path: str, home: dict[str, Any], name: str, found: "Found") -> Effe
 
 
 def appended(path: str, container: Any, before: tuple[Any, ...], found: "Found") -> Iterator[Effect]:
-    """Describe what was appended to a list; refuse other changes of a container."""
+    """Describe what was appended to a list or put into a dictionary; refuse other changes of a container."""
     now = elements_of(container)
+    if isinstance(container, dict):
+        yield from _put(path, container, before, found)
+        return
     begins_alike = len(now) >= len(before) and all(one is other for one, other in zip(now, before, strict=False))
     if begins_alike and len(now) == len(before):
         return
@@ -56,6 +59,19 @@ def appended(path: str, container: Any, before: tuple[Any, ...], found: "Found")
             f"the forward changes what is in {path}, which a captured call would not do again; return it instead"
         )
     yield Effect(home=container, name=None, template=found.template(path, list(now[len(before) :])))
+
+
+def _put(path: str, container: dict[Any, Any], before: tuple[Any, ...], found: "Found") -> Iterator[Effect]:
+    """Describe what was put into a dictionary."""
+    count = len(before) // 2
+    earlier = dict(zip(before[:count], before[count:], strict=True))
+    if earlier.keys() - container.keys():
+        raise ValueError(f"the forward takes something out of {path}, which a captured call would not do again")
+    for key, value in container.items():
+        if key not in earlier or earlier[key] is not value:
+            if not isinstance(key, str | int):
+                raise ValueError(f"the forward puts something into {path} under a key that a call may not have again")
+            yield Effect(home=container, name=key, template=found.template(f"{path}[{key!r}]", value))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ Note [Quick to see]
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from operator import getitem, is_
+from operator import contains, getitem, is_
 from typing import Any
 
 import torch
@@ -41,11 +41,16 @@ class Guards:
         containers: Sequence[tuple[str, Any, tuple[Any, ...]]],
         forwards: Sequence[dict[str, Any]] = (),
         followed: Sequence[Place] = (),
+        absent: Sequence[Place] = (),
     ) -> None:
         """`containers` are paths, containers and what was in them, `forwards` attributes of modules.
 
-        Of numbers that are `followed` only the type is compared, see `capture/numbers.py`.
+        Of numbers that are `followed` only the type is compared, see `capture/numbers.py`. What was `absent` is to
+        be absent still.
         """
+        self._absent = list(absent)
+        self._absent_homes = [each.home for each in absent]
+        self._absent_names = [each.name for each in absent]
         self.followed = tuple(followed)
         self._forwards = list(forwards)
         self._own_forwards = [each.get("forward") for each in forwards]
@@ -71,6 +76,8 @@ class Guards:
             return False
         if any(self._empty_ones) or not self._are_forwards_own():
             return False
+        if any(map(contains, self._absent_homes, self._absent_names)):
+            return False
         if self.followed and any(type(each.home.get(each.name)) is not float for each in self.followed):
             return False
         return all(map(_holds, self._filled)) if self._filled else True
@@ -90,6 +97,9 @@ class Guards:
         if place is not None:
             now = place.home.get(place.name, "absent") if hasattr(place.home, "get") else place.home[place.name]
             return f"{place.path} was {_words(place.value)} and is {_words(now)}"
+        for absent in self._absent:
+            if absent.name in absent.home:
+                return f"{absent.path} was not there and is {_words(absent.home[absent.name])}"
         for path, container in self._empty:
             if container:
                 return f"{path} was empty and has {len(container)} elements"

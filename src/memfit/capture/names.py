@@ -8,9 +8,12 @@ import gc
 import inspect
 import itertools
 import os
+import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+
+from torch import nn
 
 from memfit.capture.held import (
     Cell,
@@ -32,6 +35,7 @@ _CLOCKS = {
     "secrets": {"token_bytes", "token_hex", "randbelow"},
     "posix": {"urandom"},
 }
+_IMPORT_NAME = dis.opmap["IMPORT_NAME"]
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 
 Code = tuple[types.CodeType, dict[str, Any]]  # with its globals
@@ -43,14 +47,31 @@ class Names:
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
         self._seen: set[types.CodeType] = set()
+        self._classes: list[type] = []  # that were found in closures, to be looked at
 
     def note_classes(self, classes: Iterable[type]) -> None:
         """Note what classes of the user's hold, and what their methods name."""
-        self.note([each for cls in classes for each in self._methods_of(cls)])
+        self._note_names([each for cls in classes for each in self._methods_of(cls)])
+
+    def named_by(self, codes: Mapping[types.CodeType, dict[str, Any]]) -> list[types.CodeType]:
+        """Return code, and that of the functions and methods that it names."""
+        methods = {each.co_name: each for each in self._seen}
+        found = [*codes]
+        for code, around in codes.items():
+            named = [around.get(name) for name in code.co_names]
+            found += [each.__code__ for each in named if isinstance(each, types.FunctionType)]
+            found += [methods[name] for name in code.co_names if name in methods]
+        return found
 
     def note(self, waiting: list[Code]) -> None:
-        """Note what code names."""
-        closed: list[types.CodeType] = []
+        """Note what code names, and what functions of it have closed over."""
+        closed = dict.fromkeys(code for code, _ in waiting if set(code.co_freevars) - {"__class__"})
+        self._note_names(waiting)
+        self._note_closures([code for code in closed if code not in self._notes.closed and not _is_foreign_code(code)])
+        while self._classes:
+            self._note_names(self._methods_of(self._classes.pop()))
+
+    def _note_names(self, waiting: list[Code]) -> None:
         while waiting:
             code, around = waiting.pop()
             if code in self._seen or is_foreign(code.co_filename):
@@ -60,9 +81,8 @@ class Names:
             for name in code.co_names:
                 if name in around:
                     waiting += self._note_global(code, around, name)
-            if set(code.co_freevars) - {"__class__"}:
-                closed.append(code)
-        self._note_closures(closed)
+            for name in _imported_by(code):
+                self._note_module(code, name, sys.modules[name])
 
     def _note_global(self, code: types.CodeType, around: dict[str, Any], name: str) -> list[Code]:
         """Note a global, and what the code may read of it; return the code to be looked at in its turn."""
@@ -79,7 +99,7 @@ class Names:
             self._notes.generators.append((name, value, generator_state(value)))
         elif isinstance(value, types.ModuleType):
             self._note_module(code, name, value)
-        elif isinstance(value, contextvars.ContextVar | functools.partial):
+        elif isinstance(value, contextvars.ContextVar | functools.partial | types.MethodType | nn.Module):
             self._notes.look_into(name, value)
         else:
             self._note_value(name, around, name, value)
@@ -95,6 +115,10 @@ class Names:
     def _note_value(self, path: str, home: Any, name: str, value: Any) -> None:
         if is_plain(value) or is_collected(value):
             self._notes.note(path, home, name, value)
+        elif isinstance(value, types.FunctionType | types.MethodType | functools.partial):
+            self._notes.look_into(path, value)
+        elif isinstance(value, type) and is_own_class(value):
+            self._classes.append(value)
         elif is_object(value):
             self._notes.note_object(path, value)
 
@@ -132,13 +156,33 @@ class Names:
             function = getattr(value, "__func__", value)
             if isinstance(function, types.FunctionType):
                 methods.append((function.__code__, function.__globals__))
+                if function.__closure__:
+                    self._notes.look_into(f"{cls.__name__}.{name}", function)
                 self._notes.note(f"{cls.__name__}.{name}", home, name, value)
                 for default in function.__defaults__ or ():
                     if isinstance(default, list | dict | set):
                         self._notes.look_into(f"a default of {cls.__name__}.{name}", default)
             elif is_plain(value) and not name.startswith("__"):
                 self._notes.note(f"{cls.__name__}.{name}", home, name, value)
+            elif is_object(value):
+                self._notes.note_object(f"{cls.__name__}.{name}", value)
         return methods
+
+
+def _imported_by(code: types.CodeType) -> list[str]:
+    """Return the modules that code imports by itself, and that are there."""
+    if _IMPORT_NAME not in code.co_code[::2]:
+        return []
+    found = [each.argval for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"]
+    return [name for name in found if name in sys.modules and not is_foreign(_file_of(sys.modules[name]))]
+
+
+def _is_foreign_code(code: types.CodeType) -> bool:
+    return is_foreign(code.co_filename)
+
+
+def _file_of(module: types.ModuleType) -> str:
+    return getattr(module, "__file__", None) or ""
 
 
 def check_same_in_every_call(code: types.CodeType, around: Mapping[str, Any]) -> None:

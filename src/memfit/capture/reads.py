@@ -29,6 +29,7 @@ from memfit.capture.notes import HOOKS, Notes
 from memfit.capture.numbers import Numbers
 from memfit.capture.outputs import is_constant
 from memfit.capture.record import in_library
+from memfit.ops.number import NotFollowed
 from memfit.tensors import tensors_in
 
 _OF_RECURRENT = {"_flat_weights", "_flat_weight_refs"}  # which follow the parameters
@@ -64,9 +65,11 @@ class Reads:
         self._thread = threading.get_ident()
         self._watched: dict[int, _Watched] = {}
         self._is_following = False
+        self._absent: dict[tuple[int, str], Place] = {}  # attributes that were asked for in vain
         self._patched: dict[type, Any] = {}
         self._codes: dict[types.CodeType, dict[str, Any]] = {}  # that ran, with their globals
-        self._notes = Notes(self._watch_object)
+        parts = {id(module) for module in model.modules()}
+        self._notes = Notes(self._watch_object, lambda module: id(module) in parts)
         self._names = Names(self._notes)
         self._forwards = [module.__dict__ for module in model.modules() if module is not model]
         for path, module in model.named_modules(remove_duplicate=True):
@@ -102,11 +105,16 @@ class Reads:
             check_no_writes(code, around)
             check_same_in_every_call(code, around)
         self._names.note(list(self._codes.items()))
+        while functions := self._notes.take_functions():
+            self._names.note([(each.__code__, each.__globals__) for each in functions])
         hooks = [(name, getattr(torch_module, name)) for name in HOOKS_OF_ALL]
         of_all = [(name, each, elements_of(each)) for name, each in hooks]
+        if followed and any("type" in each.co_names for each in self._names.named_by(self._codes)):
+            raise NotFollowed("the code asks for the type of something, maybe of a number that changes")
         keys = {(id(each.home), each.name) for each in followed}
         places = [each for key, each in self._notes.places.items() if key not in keys]
-        return Guards(places, [*self._notes.compared(), *of_all], self._forwards, followed)
+        containers = [*self._notes.compared(), *of_all]
+        return Guards(places, containers, self._forwards, followed, [*self._absent.values()])
 
     def contents(self) -> list[tuple[str, tuple[Any, ...]]]:
         """Return what is in the containers that were read."""
@@ -123,6 +131,8 @@ class Reads:
         for _, container, content in self._notes.containers.values():
             if isinstance(container, list):
                 container[:] = content
+            elif isinstance(container, dict):
+                _refill(container, content)
 
     def effects(self, is_known: IsKnown, given: Sequence[Any]) -> tuple[list[Effect], list[torch.Tensor]]:
         """Return what the forward has left behind, and its tensors; see Note [What is left behind] in `effects.py`.
@@ -136,8 +146,10 @@ class Reads:
                 raise ValueError(f"the forward deletes the attribute {watched.path_of(name)}")
             for name in self._written(watched, is_known):
                 found.append(assigned(watched.path_of(name), watched.home, name, left))
-        for path, container, content in self._notes.containers.values():
-            if path != ENVIRONMENT:  # which libraries write when they are first used
+        for path, container, content in list(self._notes.containers.values()):
+            if self._is_made_by_every_call(container, content, is_known):
+                del self._notes.containers[id(container)]
+            elif path != ENVIRONMENT:  # which libraries write when they are first used
                 found += appended(path, container, content, left)
         for place in self._changed_outside():
             raise ValueError(_CARRIES.format(place.path))
@@ -145,6 +157,15 @@ class Reads:
             if generator_state(generator) != state:
                 raise ValueError(f"the forward draws from {path}, a generator of Python's or NumPy's; draw with torch")
         return found, left.tensors
+
+    def _is_made_by_every_call(self, container: Any, before: tuple[Any, ...], is_known: IsKnown) -> bool:
+        """Return whether all that was put into a dictionary of tensors depends on nothing but constants: a cache."""
+        if not isinstance(container, dict):
+            return False
+        earlier = {id(each) for each in before}
+        made = [each for each in container.values() if id(each) not in earlier]
+        tensors = [*before[len(before) // 2 :], *made]
+        return bool(made) and all(isinstance(each, torch.Tensor) for each in tensors) and all(map(is_known, made))
 
     def _changed_outside(self) -> list[Place]:
         """Return places beside those of watched objects that do not hold what they held."""
@@ -187,10 +208,14 @@ class Reads:
             return False
         original = cls.__dict__.get("__getattribute__")
         read: Any = cls.__getattribute__
-        noted = self._noted
+        noted, noted_as_absent = self._noted, self._noted_as_absent
 
         def recording(instance: Any, name: str) -> Any:
-            value = read(instance, name)
+            try:
+                value = read(instance, name)
+            except AttributeError:
+                noted_as_absent(instance, name)
+                raise
             noted(instance, name, value)
             return value
 
@@ -219,6 +244,15 @@ class Reads:
         if home is not None:
             self._notes.note(watched.path_of(name), home, name, value)
 
+    def _noted_as_absent(self, instance: Any, name: str) -> None:
+        """Note that an attribute was asked for that is not there; parts and parameters are found elsewhere."""
+        watched = self._watched.get(id(instance))
+        if watched is None or threading.get_ident() != self._thread or name.startswith("__"):
+            return
+        registries = [watched.before.get(each) for each in ("_parameters", "_buffers", "_modules")]
+        if name not in watched.before and not any(name in each for each in registries if each is not None):
+            self._absent[id(watched.home), name] = Place(watched.path_of(name), watched.home, name, None)
+
 
 def _home_of(watched: _Watched, cls: type, name: str, value: Any) -> Mapping[str, Any] | None:
     """Return where a value that was read is; None if it needs no note."""
@@ -229,6 +263,15 @@ def _home_of(watched: _Watched, cls: type, name: str, value: Any) -> Mapping[str
     if defining is None or not is_own_class(defining) or not is_constant(defining.__dict__[name]):
         return None  # methods are noted with their class
     return defining.__dict__
+
+
+def _refill(container: dict[Any, Any], content: tuple[Any, ...]) -> None:
+    """Put back what was in a dictionary, if something else is there."""
+    count = len(content) // 2
+    before = dict(zip(content[:count], content[count:], strict=True))
+    if container.keys() != before.keys() or any(container[key] is not value for key, value in before.items()):
+        container.clear()
+        container.update(before)
 
 
 def _is_same_constant(one: Any, other: Any) -> bool:

@@ -233,6 +233,8 @@ class _Subject(nn.Module):
         self._contents = self._read_contents()
         self.caches_casts = self.caches_casts and recorder.saw_autocast
         tensors, self.template = take_apart(output, given)
+        if not any(each.requires_grad for each in tensors):  # but a parameter, which is returned
+            tensors, self.template = take_apart(output)
         if self._channels_last and not any(map(lies_channels_last, pytree.tree_leaves((args, kwargs)))):
             tensors = [each.contiguous() if lies_channels_last(each) else each for each in tensors]
         self.differentiated = differentiated(tensors, self._backward_from)

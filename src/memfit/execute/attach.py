@@ -255,7 +255,8 @@ class PlannedForward:
         changed = of_kind[-1].guards.changed_numbers() if of_kind else []
         self._changes.update(each.path for each in changed)
         new = [each for each in changed if self._changes[each.path] == _FOLLOWED_FROM]
-        for places in (self._followed + new, self._followed) if new else (self._followed,):
+        known = [each for each in self._followed if type(each.home.get(each.name)) is float]
+        for places in (known + new, known) if new else (known,):
             names = ", ".join(each.path for each in places)
             try:
                 with following(places):

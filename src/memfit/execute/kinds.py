@@ -27,6 +27,7 @@ from memfit.capture.outputs import is_constant
 from memfit.errors import InvalidInput
 from memfit.execute.call import Call
 
+_PLAIN = (torch.Tensor, nn.Parameter)
 _own_attributes = operator.attrgetter("__dict__")
 
 
@@ -133,7 +134,7 @@ def requires_grad(states: list[torch.Tensor], leaves: list[Any]) -> bool:
 
 def attributes_on(leaves: list[Any]) -> list[str]:
     """Return the names of what users have put on tensors, which is not in a trace."""
-    marked = [_own_attributes(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    marked = [_own_attributes(leaf) for leaf in leaves if type(leaf) in _PLAIN]  # others have attributes by their kind
     return [name for each in marked for name in each if not name.startswith("_")]
 
 
