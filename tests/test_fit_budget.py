@@ -312,3 +312,22 @@ def test_operators_are_compared_on_gradients_that_do_not_cancel():
     eager, batch = Centred(), torch.randn(4, 8, 32, 32)
     planned = memfit.fit(copy.deepcopy(eager), batch, budget="smallest")
     assert_same(step(eager, batch), step(planned, batch))
+
+
+class TinyDepthwise(nn.Module):
+    """Convolutions whose library takes several times what they read and make, as scratch of a fixed size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.deep = nn.Conv1d(4, 4, 3, padding=1, groups=4, bias=False)
+        self.point = nn.Conv1d(4, 4, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.point(nn.functional.silu(self.deep(x))).square().mean()
+
+
+def test_fixed_scratch_of_tiny_convolutions_is_counted(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMFIT_CACHE_DIR", str(tmp_path))  # nothing is known of them
+    batch = torch.randn(1, 4, 6)
+    model = memfit.fit(TinyDepthwise(), batch, "smallest", time_limit=0.2, remember=False)
+    assert measured_bytes(model, batch) <= memfit.plan_of(model).budget_bytes * 1.01 + 4096

@@ -94,7 +94,7 @@ def gradient_starts(loss: OutsideLoss | None, model: nn.Module, sample: Sample, 
     if loss.function is None:
         return () if loss.memory is None else loss.memory.starts
     outputs = [node.meta["val"] for node in _outputs(joint)]
-    if all(each.dim() < 2 for each in outputs):
+    if not any(each.dim() for each in outputs):
         return ()
     try:
         with _torch.no_modes(), nothing_remains(model, sample):

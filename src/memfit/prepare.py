@@ -42,6 +42,7 @@ from memfit.tensors import storage_bytes
 
 _PLAIN_STEPS_S = 2.0  # for steps as they are before the graph is rewritten
 _LONGEST_PROBING_S = 20.0  # for operators of a model that has no weights, and may be far too big for this machine
+_LEAST_ROOM_BYTES = 2**20  # for a probe
 _FREE_SHARE = 0.9  # of the memory that is free: what steps that are run to be timed may take of it
 
 
@@ -279,14 +280,18 @@ def _compile_now(joint: Joint, like: Likenesses, recipe: Recipe, *, timed: bool,
 def _probing_room(
     model: nn.Module, graph: Graph, memory: OptimizerMemory, recipe: Recipe, limit_bytes: int | None
 ) -> int | None:
-    """How much a probe may allocate, so that it stays inside the budget with what is live already; None: no budget."""
+    """How much a probe may allocate, so that it stays inside the budget with what is live already; None: no budget.
+
+    A megabyte in any case: libraries take fixed amounts for the smallest calls, which no guess from their size bounds.
+    """
     if limit_bytes is None:
         if recipe.budget is None or recipe.is_for_process or recipe.device is not None:
             return None
         limit_bytes = _least_limit_bytes(graph, memory, recipe)
     present = {*graph.resident}
     resident_bytes = sum(graph.storages[each].size_bytes for each in present)
-    return max(0, limit_bytes - resident_bytes - held_gradient_bytes(model) - memory.state_bytes)
+    left_bytes = limit_bytes - resident_bytes - held_gradient_bytes(model) - memory.state_bytes
+    return max(_LEAST_ROOM_BYTES, left_bytes)
 
 
 def held_gradient_bytes(model: nn.Module) -> int:

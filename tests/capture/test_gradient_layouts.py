@@ -51,6 +51,39 @@ def test_a_gradient_in_another_layout_gives_the_bits_of_eager_also_for_other_bat
         assert fitted(batch).stride() == eager(batch).stride()
 
 
+def summed(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return model(batch).sum() / 8
+
+
+def test_a_gradient_that_is_one_number_gives_the_bits_of_eager() -> None:
+    eager, batch = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), torch.randn(48, 8)
+    fitted = copy.deepcopy(eager)
+    memfit.fit(fitted, batch, "smallest", loss=summed, time_limit=0.2, remember=False, progress=False)
+    for model in (eager, fitted):
+        summed(model, batch).backward()
+    pairs = zip(eager.parameters(), fitted.parameters(), strict=True)
+    assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
+
+
+class Counting(Images):
+    """Changes a buffer too, and takes a root that is checked while it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        root = torch.linalg.cholesky(torch.eye(8) * 4)
+        return self.point(self.deep(x)) * root[0, 0]
+
+
+def test_an_output_keeps_its_own_layout_beside_others() -> None:
+    eager, batch = Counting(), images(2)
+    fitted = memfit.fit(copy.deepcopy(eager), batch, None, loss=loss, progress=False)
+    assert fitted(batch).stride() == eager(batch).stride()
+
+
 def test_a_plan_that_was_saved_starts_from_the_same_layout(tmp_path) -> None:
     eager, batch = Images(), images(2)
     plan = memfit.plan(eager, batch, budget="smallest", loss=loss, time_limit=0.2, progress=False)
@@ -71,5 +104,6 @@ def test_a_loss_that_looks_at_values_is_no_obstacle() -> None:
 def test_axes_are_told_from_the_widest_stride_on() -> None:
     assert axes_of(torch.empty(2, 3, 4)) == (0, 1, 2)
     assert axes_of(torch.empty(2, 4, 3).transpose(1, 2)) == (0, 2, 1)
-    assert axes_of(torch.empty(1).expand(2, 3)) is None
+    assert axes_of(torch.empty(1).expand(2, 3)) == ()
+    assert axes_of(torch.empty(2, 1).expand(2, 3)) is None
     assert axes_of(torch.empty(4, 6)[:, :3]) is None

@@ -15,6 +15,7 @@ import dataclasses
 import re
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -35,6 +36,7 @@ _TIME_LIMIT_S = 0.15  # for a search: what is compared does not depend on how go
 _BESIDE_BYTES = 4096  # over a budget that is not minded
 _NOT_MINDED_BYTES = 64 * 1024  # of an estimate
 _SHARE = 0.01
+_GRADIENT = "gradient"  # what names of gradients begin with
 _TOLERANCES = {"chunk": 1e-4, "16-bit": 0.05, "8-bit": 0.5, "4-bit": 2.0, "inductor": 1e-3}  # of a tensor's largest
 _ROUNDED = ("rounds", "rounding", "looks at values", "casts")  # in a warning: other numbers are announced
 
@@ -177,14 +179,24 @@ def _check_equal(spec: Spec, expected: list[Any], found: list[Any], *, rounded: 
     tolerance = max(tolerance, 0.05 if rounded else 0.0, 1e-5 if added_otherwise else 0.0)
     steps = 1 if lossy else len(expected)
     for number, (one, other) in enumerate(zip(expected[:steps], found, strict=False)):
+        scale = max((float(each.abs().max()) for each in _gradients(one)), default=0.0) if tolerance else 0.0
         for name in one.keys() | other.keys():
-            far = difference(one.get(name), other.get(name))
+            far = difference(one.get(name), other.get(name), scale if name.startswith(_GRADIENT) else 0.0)
             if far > tolerance:
                 raise _Ended(DIFFERENT, f"{name} of step {number} by {far:.2g}")
 
 
-def difference(one: torch.Tensor | None, other: torch.Tensor | None) -> float:
-    """The largest difference relative to the largest number; 0 if all bits are equal, or both are NaN."""
+def _gradients(seen: dict[str, torch.Tensor | None]) -> Iterator[torch.Tensor]:
+    for name, each in seen.items():
+        if name.startswith(_GRADIENT) and each is not None and each.numel():
+            yield each.detach().double().nan_to_num()
+
+
+def difference(one: torch.Tensor | None, other: torch.Tensor | None, scale: float = 0.0) -> float:
+    """The largest difference relative to the largest number, or to `scale` if that is larger; 0 if all bits are equal.
+
+    NaN is equal to NaN. What a sum leaves of numbers that cancel is compared with a scale.
+    """
     if one is None or other is None:
         return 0.0 if one is other else float("inf")
     if one.dtype != other.dtype or one.shape != other.shape:
@@ -195,7 +207,7 @@ def difference(one: torch.Tensor | None, other: torch.Tensor | None) -> float:
     if not torch.equal(one.isnan(), other.isnan()) or not torch.equal(one.isinf(), other.isinf()):
         return float("inf")
     one, other = one.nan_to_num(), other.nan_to_num()
-    return float((one - other).abs().max() / one.abs().max().clamp(min=1e-30))
+    return float((one - other).abs().max() / one.abs().max().clamp(min=max(scale, 1e-30)))
 
 
 def _knows_loss(spec: Spec) -> bool:

@@ -17,7 +17,6 @@ from generated.specs import FitSpec, LayerSpec, ModelSpec, Spec
 FAST = range(60)
 SLOW = range(10_000, 10_200)
 KNOWN = {  # seeds that fail as yet, and how
-    0: "over the budget",
     15: "the estimate is 38% too high",
     20: "the estimate is 32% too low",
     39: "the estimate is 7% too high",

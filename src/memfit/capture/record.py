@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memfit import _torch
+from memfit.capture.eager_calls import drawn, made_from_draws, written
 from memfit.tensors import tensors_in
 
 ANNOTATION = "memfit"
@@ -191,22 +192,10 @@ class Recorder(TorchDispatchMode):
 
 
 def _call(operator: Any, args: Any, kwargs: Any) -> Any:
-    """Call an operator so that the trace keeps what the eager run does.
-
-    A generator fills a dense tensor in the order of its memory. The functional form that a trace
-    puts in the place of `bernoulli_` always makes a contiguous result, so on a transposed
-    tensor it would draw other numbers: there the operator is called on a contiguous view.
-    """
-    if not draws(operator) or not _overwrites_first(operator) or args[0].is_contiguous():
-        return operator(*args, **kwargs)
-    tensor, *rest = args
-    view = tensor.permute(sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis)))
-    if operator is torch.ops.aten.normal_.default:
-        if not view.is_contiguous():
-            raise ValueError("normal_ on a slice draws other numbers in a trace; fill a whole tensor and slice it")
-        return operator(*args, **kwargs)  # has its own way for dense tensors, which the trace keeps
-    operator(view, *rest, **kwargs)
-    return tensor
+    """Call an operator so that the trace keeps what the eager run does, see the Notes in `eager_calls.py`."""
+    if draws(operator):
+        return (drawn if _overwrites_first(operator) else made_from_draws)(operator, args, kwargs)
+    return written(operator, args, kwargs) if _overwrites_first(operator) else operator(*args, **kwargs)
 
 
 def model_frames() -> list[FrameType]:

@@ -160,8 +160,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
     _check_dense(type(subject.model).__name__, export.graph_module.graph)
     _restore_shared_results(export.graph_module.graph)
     if subject.copied:
-        first = _torch.result_places(export).start
-        take_out_copies(export.graph_module.graph, [first + place for place in subject.copied])
+        take_out_copies(export.graph_module.graph, subject.copied)
     return Joint(
         export=export,
         input_names=sample.leaf_names(),

@@ -1,0 +1,100 @@
+"""Call operators in a trace so that it keeps what the eager run does.
+
+Note [Draws in the order of memory]
+    A generator fills a dense tensor in the order of its memory. The functional form that a trace puts in the place of
+    `bernoulli_` always makes a contiguous result, so on a transposed tensor it would draw other numbers: there the
+    operator is called on a contiguous view. `rrelu` draws into a tensor of its own, in an order that a trace loses.
+
+Note [Written in place]
+    What is written over keeps its layout. The functional forms of many operators (`index_add`) make a contiguous
+    result instead, which is copied into the layout of what they stand for.
+
+Note [Ends of rows]
+    Kernels compute many elements at once, and those at the end of a row one by one, with other roundings of functions
+    like `sigmoid`. Parts of one tensor that are written over (gates of a GRU) have rows; the result of a functional
+    form has none, it is one long row. Where rows are not whole multiples of what is computed at once, such a function
+    is given rows with gaps between them.
+"""
+
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+_AT_ONCE_BYTES = 128  # of elements that kernels compute together
+_ROUNDED_BY_PLACE = {
+    aten.sigmoid_.default: aten.sigmoid.default,
+    aten.tanh_.default: aten.tanh.default,
+    aten.exp_.default: aten.exp.default,
+}
+
+
+def drawn(operator: Any, args: Any, kwargs: Any) -> Any:
+    """Fill a tensor, see Note [Draws in the order of memory]."""
+    tensor, *rest = args
+    if tensor.is_contiguous():
+        return operator(*args, **kwargs)
+    _refuse_rrelu(operator)
+    view = tensor.permute(sorted(range(tensor.dim()), key=lambda axis: -tensor.stride(axis)))
+    if operator is aten.normal_.default:
+        if not view.is_contiguous():
+            raise ValueError("normal_ on a slice draws other numbers in a trace; fill a whole tensor and slice it")
+        return operator(*args, **kwargs)  # has its own way for dense tensors, which the trace keeps
+    operator(view, *rest, **kwargs)
+    return tensor
+
+
+def made_from_draws(operator: Any, args: Any, kwargs: Any) -> Any:
+    """Make a new tensor from draws."""
+    if any(isinstance(each, torch.Tensor) and not each.is_contiguous() for each in args):
+        _refuse_rrelu(operator)
+    return operator(*args, **kwargs)
+
+
+def _refuse_rrelu(operator: Any) -> None:
+    if "rrelu" in operator._schema.name:
+        raise ValueError("rrelu of a tensor that is not contiguous draws other numbers in a trace; call contiguous()")
+
+
+def written(operator: Any, args: Any, kwargs: Any) -> Any:
+    """Write over the first argument, see Note [Written in place] and Note [Ends of rows]."""
+    tensor = args[0]
+    if not isinstance(tensor, torch.Tensor):  # a list of them
+        return operator(*args, **kwargs)
+    if operator in _ROUNDED_BY_PLACE and _has_gaps(tensor):
+        result = _in_rows(_ROUNDED_BY_PLACE[operator], tensor)
+    elif torch.Tag.pointwise not in operator.tags and _is_turned(tensor) and _functional(operator) is not None:
+        result = _functional(operator)(*args, **kwargs)
+    else:
+        return operator(*args, **kwargs)
+    tensor.copy_(result)
+    return tensor
+
+
+def _has_gaps(tensor: torch.Tensor) -> bool:
+    """Return whether rows lie apart, and have elements that are computed one by one."""
+    if tensor.dim() != 2 or tensor.stride(1) != 1 or tensor.stride(0) <= tensor.shape[1] or tensor.shape[0] < 2:
+        return False
+    return bool(tensor.shape[1] * tensor.element_size() % _AT_ONCE_BYTES)
+
+
+def _in_rows(function: Any, tensor: torch.Tensor) -> torch.Tensor:
+    width = tensor.shape[1]
+    rows = aten.constant_pad_nd.default(tensor, [0, 1])
+    result: torch.Tensor = function(aten.slice.Tensor(rows, 1, 0, width))
+    return result
+
+
+def _is_turned(tensor: torch.Tensor) -> bool:
+    """Return whether elements lie without gaps, but in another order."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
+    return not tensor.is_contiguous() and tensor.permute(order).is_contiguous()
+
+
+def _functional(operator: Any) -> Any:
+    """The form of an operator that makes a new tensor; None if there is none of that name."""
+    _, _, name = operator._schema.name.partition("::")
+    packet = getattr(aten, name.removesuffix("_"), None)
+    return getattr(packet, operator._overloadname, None) if name.endswith("_") else None

@@ -1,0 +1,71 @@
+"""Traces keep layouts, draws and roundings of what the eager run writes in place."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import memfit
+from memfit.errors import CaptureError
+
+
+class Gru(nn.Module):
+    """Gates of 8 elements are computed one by one in eager, and would be together in a trace."""
+
+    def __init__(self, cells: bool) -> None:
+        super().__init__()
+        self.layer = nn.GRU(8, 8, batch_first=True)
+        self.cell = nn.GRUCell(8, 8) if cells else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states, last = self.layer(x)
+        return states.square().mean() if self.cell is None else self.cell(states[:, 0], last[0]).square().mean()
+
+
+class Indexed(nn.Module):
+    """`index_add_` keeps channels last; its functional form makes a contiguous result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(12))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * self.scale
+        x.index_add_(0, torch.zeros(1, dtype=torch.long), torch.ones_like(x[:1]))
+        return x
+
+
+class Random(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rrelu(self.linear(x).transpose(1, 2), training=True)
+
+
+def gradients(model: nn.Module, batch: torch.Tensor) -> list[torch.Tensor]:
+    model(batch).sum().backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize("cells", [False, True], ids=["layer", "cell"])
+@pytest.mark.parametrize("budget", [None, "smallest"])
+def test_a_small_gru_has_the_bits_of_eager(cells: bool, budget: str | None) -> None:
+    eager, batch = Gru(cells), torch.randn(4, 6, 8)
+    fitted = memfit.fit(copy.deepcopy(eager), batch, budget, time_limit=0.2, remember=False, progress=False)
+    assert all(map(torch.equal, gradients(fitted, batch), gradients(eager, batch)))
+
+
+def test_what_is_written_in_place_keeps_its_layout() -> None:
+    eager, batch = Indexed(), torch.randn(2, 4, 12, 12).contiguous(memory_format=torch.channels_last)
+    fitted = memfit.fit(copy.deepcopy(eager), batch, None, progress=False)
+    assert fitted(batch).stride() == eager(batch).stride()
+    assert torch.equal(fitted(batch), eager(batch))
+
+
+def test_draws_in_an_order_that_a_trace_loses_are_refused() -> None:
+    with pytest.raises(CaptureError, match=r"rrelu of a tensor that is not contiguous .* call contiguous\(\)"):
+        memfit.fit(Random(), torch.randn(4, 6, 16), None, progress=False)
