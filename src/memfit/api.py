@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memfit.capture.diagnose import refusals_as_capture_errors
 from memfit.capture.sample import Sample, check_initialized
 from memfit.capture.with_loss import call_of_model
 from memfit.describe import device_of, is_for_cuda, model_digest
@@ -200,7 +201,8 @@ def plan(
             line.doing("planning region by region")
             recipe = without_channels_last(recipe)
             recipe = _of_tensors(recipe, model, example)
-            return _said(make_region_planner(model, example, recipe, error).plan(recipe), model)
+            with refusals_as_capture_errors(type(model).__name__):
+                return _said(make_region_planner(model, example, recipe, error).plan(recipe), model)
 
 
 def _plan_whole(model: nn.Module, example: Sample, recipe: Recipe) -> Plan:
@@ -301,7 +303,7 @@ def fit_by(recipe: Recipe, model: nn.Module, example: Sample, progress: Progress
 
 def _fit_regions(recipe: Recipe, model: nn.Module, example: Sample, error: CaptureError) -> nn.Module:
     recipe = _of_tensors(without_channels_last(_with_known_loss(recipe)), model, example)
-    with removed(model):
+    with removed(model), refusals_as_capture_errors(type(model).__name__):
         plan = make_region_planner(model, example, recipe, error).plan(recipe)
     return apply_regions(plan, model, example)
 

@@ -162,3 +162,12 @@ def test_profiling_and_checking_leave_a_planned_model_planned(plan):
     memfit.check(model, plan, images(4))
     memfit.profile(model, plan, images(4), pairs=1)
     assert planned_parts(model) == ["first", "second", "last"]
+
+
+def test_an_output_whose_tensors_cannot_be_found_is_refused_in_a_sentence() -> None:
+    class ReturnsSet(Branching):
+        def forward(self, images):
+            return frozenset([super().forward(images)])
+
+    with pytest.raises(memfit.CaptureError, match="holds a frozenset, whose tensors cannot be found"):
+        memfit.fit(ReturnsSet(), images(), 0.9, time_limit=1, progress=False)

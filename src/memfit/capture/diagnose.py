@@ -1,14 +1,16 @@
 """From a failed trace to a sentence a user can act on."""
 
+import contextlib
 import os
 import traceback
+from collections.abc import Iterator
 
 import torch
 import torch.utils.checkpoint
 
 from memfit import _torch
 from memfit.capture.record import in_library, short_line
-from memfit.errors import CaptureError, first_line
+from memfit.errors import CaptureError, MemfitError, first_line
 
 _REENTRANT_CODE = torch.utils.checkpoint.CheckpointFunction.backward.__code__
 
@@ -27,6 +29,17 @@ def in_memfit(error: Exception) -> bool:
     """Whether memfit itself raised this, with a sentence that needs no more explanation."""
     frames = traceback.extract_tb(error.__traceback__)
     return bool(frames) and frames[-1].filename.startswith(os.path.dirname(__file__))
+
+
+@contextlib.contextmanager
+def refusals_as_capture_errors(model_name: str) -> Iterator[None]:
+    """Raise as a `CaptureError` what the steps of a capture refuse outside of a trace."""
+    try:
+        yield
+    except ValueError as error:
+        if isinstance(error, MemfitError) or not in_memfit(error):
+            raise
+        raise explain(error, model_name=model_name, module="") from error
 
 
 def _failing_line(error: Exception) -> str:
