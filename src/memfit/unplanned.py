@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import nn
 
+from memfit.capture.cuda.operators import operators_of
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
 from memfit.capture.with_loss import WithLoss
-from memfit.describe import device_of, granularity_bytes, is_for_cuda
+from memfit.describe import capability_elsewhere, device_of, granularity_bytes
 from memfit.errors import InvalidInput
 from memfit.estimate import Estimate, ParameterCount
 from memfit.execute.attach import removed
 from memfit.ir import Graph, OptimizerMemory, Program, without_prefix
 from memfit.measure.allocations import operator_costs, with_real_sizes, workspace_bytes
 from memfit.measure.cost import OperatorCost
-from memfit.measure.cuda import with_byte_masks
 from memfit.measure.devices import CUDA_GRANULARITY_BYTES, Device, find_device
 from memfit.measure.optimizer import OptimizerLike, check_optimizer, optimizer_name
 from memfit.measure.probe import Progress
@@ -106,10 +106,9 @@ def unplanned_step(
     target = None if device is None else find_device(device)
     check_optimizer(optimizer)
     given = Sample.of(sample) if loss is None else Sample((sample,))
-    with removed(model):
+    elsewhere = capability_elsewhere(model, target)
+    with removed(model), operators_of(elsewhere):
         graph = _captured_graph(model, sample, loss, backward_from)
-    if is_for_cuda(model, target) and not is_for_cuda(model, None):
-        graph = with_byte_masks(graph)
     needs = step_optimizer_memory(optimizer, model, graph, target)
     if measure is None:
         measure = target is None and may_be_probed(model, given, graph)
@@ -160,10 +159,7 @@ def _optimizer_notes(model: nn.Module, optimizer: OptimizerLike | None) -> Itera
 
 def _notes(graph: Graph, costs: Mapping[str, OperatorCost], target: Device | None) -> Iterator[str]:
     if target is not None:
-        yield (
-            f"traced as it runs here and counted for {target.name}: operators that choose another "
-            "algorithm there (attention with dropout, recurrent layers) may keep less or more"
-        )
+        yield f"counted for {target.name} by its operators and its allocator's rules: nothing was run there"
     if not costs:
         yield "workspaces that operators allocate inside are not counted: they were not measured"
         return
