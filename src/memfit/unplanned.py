@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,16 +15,18 @@ from memfit.capture.trace import traced
 from memfit.capture.with_loss import WithLoss
 from memfit.describe import capability_elsewhere, device_of, granularity_bytes
 from memfit.errors import InvalidInput
-from memfit.estimate import Estimate, ParameterCount
+from memfit.estimate import Estimate, ParameterCount, UpperEnd
 from memfit.execute.attach import removed
 from memfit.ir import Graph, OptimizerMemory, Program, without_prefix
 from memfit.measure.allocations import operator_costs, with_real_sizes, workspace_bytes
 from memfit.measure.cost import OperatorCost
+from memfit.measure.cuda_libraries import CONVOLUTION_REASON, LibraryBytes, library_bytes
 from memfit.measure.devices import CUDA_GRANULARITY_BYTES, Device, find_device
 from memfit.measure.optimizer import OptimizerLike, check_optimizer, optimizer_name
 from memfit.measure.probe import Progress
 from memfit.measure.process import can_be_measured, process_peak
 from memfit.plan.identity import identity_program
+from memfit.plan.loop import Loop
 from memfit.plan.reserved import ReservedMemory, reserved_memory
 from memfit.plan.simulate import simulate
 from memfit.prepare import may_be_probed, step_optimizer_memory
@@ -49,6 +51,8 @@ class UnplannedStep:
     parameters: tuple[ParameterCount, ...]
     workspaces_measured: bool
     notes: tuple[str, ...]
+    libraries: LibraryBytes | None = None  # None: measured with the operators, or no CUDA device
+    capacity_bytes: int | None = None  # of the device that it is for, without its context
 
     def estimate(self, *, process: bool = False) -> Estimate:
         """Walk it, and tell what it takes, with the peak of the process if that is asked for."""
@@ -58,6 +62,7 @@ class UnplannedStep:
             workspace_bytes=self.workspace_bytes,
             optimizer=self.optimizer_memory,
             granularity_bytes=self.granularity_bytes,
+            library_bytes=sum(self._handles.values()),
         )
         return Estimate(
             model=self.model,
@@ -69,12 +74,45 @@ class UnplannedStep:
             workspaces_measured=self.workspaces_measured,
             notes=self.notes,
             process_peak_bytes=self._process_peak_bytes() if process else None,
-            reserved=self._reserved() if self.granularity_bytes == CUDA_GRANULARITY_BYTES else None,
+            reserved=self._reserved(self.workspace_bytes) if self._is_for_cuda else None,
+            highest=self._highest(timeline.peak_bytes),
         )
 
-    def _reserved(self) -> ReservedMemory:
+    @property
+    def _is_for_cuda(self) -> bool:
+        return self.granularity_bytes == CUDA_GRANULARITY_BYTES
+
+    @property
+    def _handles(self) -> Mapping[int, int]:
+        return {} if self.libraries is None else self.libraries.handles
+
+    def _reserved(self, workspaces: Sequence[int]) -> ReservedMemory:
         return reserved_memory(
-            self.graph, self.program, workspace_bytes=self.workspace_bytes, optimizer=self.optimizer_memory
+            self.graph,
+            self.program,
+            workspace_bytes=workspaces,
+            optimizer=self.optimizer_memory,
+            handles=self._handles,
+            capacity_bytes=self.capacity_bytes,
+        )
+
+    def _highest(self, lowest_bytes: int) -> UpperEnd | None:
+        """Return what the step takes with the largest workspaces; None where these make no difference."""
+        if self.libraries is None or self.libraries.highest == self.libraries.lowest:
+            return None
+        timeline = simulate(
+            self.graph,
+            self.program,
+            workspace_bytes=self.libraries.highest,
+            optimizer=self.optimizer_memory,
+            granularity_bytes=self.granularity_bytes,
+            library_bytes=sum(self._handles.values()),
+        )
+        reserved = self._reserved(self.libraries.highest)
+        return UpperEnd(
+            peak_bytes=max(timeline.peak_bytes, lowest_bytes),
+            reserved=reserved,
+            reason=CONVOLUTION_REASON,
         )
 
     def _process_peak_bytes(self) -> int:
@@ -101,6 +139,7 @@ def unplanned_step(
     measure: bool | None,
     backward_from: str,
     progress: Progress | None,
+    loop: Loop | None = None,
 ) -> UnplannedStep:
     """Capture a step and measure its operators; see `memfit.estimate` for what is given."""
     target = None if device is None else find_device(device)
@@ -114,10 +153,15 @@ def unplanned_step(
         measure = target is None and may_be_probed(model, given, graph)
     costs = operator_costs(graph, device_of(model), progress) if measure else {}
     graph = with_real_sizes(graph, costs)
+    libraries = None if elsewhere is None or measure else library_bytes(graph, elsewhere.version)
+    measured = tuple(workspace_bytes(graph, operation, costs) for operation in graph.operations)
+    graph, program = (loop or Loop()).around(graph, identity_program(graph))
     return UnplannedStep(
         graph=graph,
-        program=identity_program(graph),
-        workspace_bytes=tuple(workspace_bytes(graph, operation, costs) for operation in graph.operations),
+        program=program,
+        workspace_bytes=measured if libraries is None else libraries.lowest,
+        libraries=libraries,
+        capacity_bytes=None if target is None or elsewhere is None else target.usable_bytes,
         optimizer_memory=needs,
         granularity_bytes=granularity_bytes(model, target),
         model=type(model).__name__,
@@ -161,7 +205,10 @@ def _notes(graph: Graph, costs: Mapping[str, OperatorCost], target: Device | Non
     if target is not None:
         yield f"counted for {target.name} by its operators and its allocator's rules: nothing was run there"
     if not costs:
-        yield "workspaces that operators allocate inside are not counted: they were not measured"
+        if target is None or not target.is_cuda:
+            yield "workspaces that operators allocate inside are not counted: they were not measured"
+        else:
+            yield "workspaces of operators and libraries there are known by rule or as a range: they were not measured"
         return
     bounded = {each.target for each in graph.operations if each.signature in costs and costs[each.signature].is_bound}
     if bounded:

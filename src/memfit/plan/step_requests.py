@@ -12,7 +12,7 @@ Note [Sums of blocks]
 
 import itertools
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from memfit.ir import Compute, Graph, Instruction, LossMemory, OptimizerMemory, Program
 from memfit.plan.allocator.requests import Allocate, Release, Request
@@ -27,10 +27,14 @@ def step_requests(
     workspace_bytes: Sequence[int] = (),
     optimizer: OptimizerMemory | None = None,
     loss: LossMemory | None = None,
+    handles: Mapping[int, int] | None = None,
     steps: int = _STEPS,
 ) -> list[Request]:
-    """Write down what `steps` training steps ask for and let go; arguments are those of `simulate`."""
-    walk = _Walk(graph, workspace_bytes, optimizer or OptimizerMemory(), loss)
+    """Write down what `steps` training steps ask for and let go; arguments are those of `simulate`.
+
+    `handles` are bytes that a library takes for good when an operation first runs, by operation.
+    """
+    walk = _Walk(graph, workspace_bytes, optimizer or OptimizerMemory(), loss, handles or {})
     return list(walk.steps(program, steps))
 
 
@@ -38,8 +42,14 @@ class _Walk:
     """Which block belongs to which storage, while a program is followed."""
 
     def __init__(
-        self, graph: Graph, workspace_bytes: Sequence[int], optimizer: OptimizerMemory, loss: LossMemory | None
+        self,
+        graph: Graph,
+        workspace_bytes: Sequence[int],
+        optimizer: OptimizerMemory,
+        loss: LossMemory | None,
+        handles: Mapping[int, int],
     ) -> None:
+        self._library_bytes = dict(handles)  # not taken yet
         self._graph = graph
         self._workspaces = workspace_bytes or [0] * (len(graph.operations) + len(graph.alternatives))
         self._optimizer = optimizer
@@ -93,6 +103,8 @@ class _Walk:
             else:
                 yield from self._release(operation.may_overwrite)
         yield from (self._allocate(storage) for storage in outputs)
+        if instruction.operation in self._library_bytes:
+            yield Allocate(next(self._handles), self._library_bytes.pop(instruction.operation))
         yield from self._at_once(self._workspaces[instruction.operation])
 
     def _is_taken_over(self, written_over: int, outputs: Sequence[int]) -> bool:
