@@ -28,7 +28,7 @@ from memfit.measure.process import can_be_measured, process_peak
 from memfit.plan.identity import identity_program
 from memfit.plan.loop import Loop
 from memfit.plan.reserved import ReservedMemory, reserved_memory
-from memfit.plan.simulate import simulate
+from memfit.plan.simulate import Timeline, simulate
 from memfit.prepare import may_be_probed, step_optimizer_memory
 from memfit.tensors import storage_bytes
 from memfit.units import format_bytes
@@ -75,7 +75,7 @@ class UnplannedStep:
             notes=self.notes,
             process_peak_bytes=self._process_peak_bytes() if process else None,
             reserved=self._reserved(self.workspace_bytes) if self._is_for_cuda else None,
-            highest=self._highest(timeline.peak_bytes),
+            highest=self._highest(timeline),
         )
 
     @property
@@ -96,24 +96,32 @@ class UnplannedStep:
             capacity_bytes=self.capacity_bytes,
         )
 
-    def _highest(self, lowest_bytes: int) -> UpperEnd | None:
+    def _highest(self, lowest: Timeline) -> UpperEnd | None:
         """Return what the step takes with the largest workspaces; None where these make no difference."""
         if self.libraries is None or self.libraries.highest == self.libraries.lowest:
             return None
+        workspaces = self._within_capacity(self.libraries.highest, lowest)
         timeline = simulate(
             self.graph,
             self.program,
-            workspace_bytes=self.libraries.highest,
+            workspace_bytes=workspaces,
             optimizer=self.optimizer_memory,
             granularity_bytes=self.granularity_bytes,
             library_bytes=sum(self._handles.values()),
         )
-        reserved = self._reserved(self.libraries.highest)
         return UpperEnd(
-            peak_bytes=max(timeline.peak_bytes, lowest_bytes),
-            reserved=reserved,
+            peak_bytes=max(timeline.peak_bytes, lowest.peak_bytes),
+            reserved=self._reserved(workspaces),
             reason=CONVOLUTION_REASON,
         )
+
+    def _within_capacity(self, workspaces: Sequence[int], lowest: Timeline) -> list[int]:
+        """Leave workspaces what is free on the device: torch tries a smaller algorithm where one does not fit."""
+        if self.capacity_bytes is None:
+            return list(workspaces)
+        live_bytes = {moment.label: moment.live_bytes for moment in lowest.moments}
+        free_bytes = [max(0, self.capacity_bytes - live_bytes.get(each.name, 0)) for each in self.graph.operations]
+        return [min(each) for each in zip(workspaces, free_bytes, strict=True)]
 
     def _process_peak_bytes(self) -> int:
         if self.device != "cpu" or not can_be_measured(self.device):
