@@ -23,6 +23,7 @@ PUBLIC_NAMES = [
     "InvalidInput",
     "InvalidModel",
     "InvalidSample",
+    "Loop",
     "MaxBatch",
     "Mean",
     "MemfitError",

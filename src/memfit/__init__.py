@@ -25,6 +25,7 @@ from memfit.execute.attach import Captures, captures_of, remove
 from memfit.internal import bug_report
 from memfit.malloc import keep_freed_memory, release_freed_memory
 from memfit.plan.frontier import Frontier
+from memfit.plan.loop import Loop
 from memfit.plan.plan import Plan
 from memfit.prove.check import Check, check
 from memfit.prove.profile import Profile, profile
@@ -59,6 +60,7 @@ __all__ = [
     "InvalidInput",
     "InvalidModel",
     "InvalidSample",
+    "Loop",
     "MaxBatch",
     "Mean",
     "MemfitError",

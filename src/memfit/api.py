@@ -32,6 +32,7 @@ from memfit.measure.optimizer import OptimizerLike, check_optimizer
 from memfit.measure.peak import held_bytes
 from memfit.pipeline import StepPlanner, frontier_recipes, recipe_of
 from memfit.plan.frontier import Frontier
+from memfit.plan.loop import Loop
 from memfit.plan.plan import Plan, not_counted
 from memfit.plan.select import Selection
 from memfit.plan.solve import Found, Report
@@ -75,6 +76,7 @@ def estimate(
     measure: bool | None = None,
     process: bool = False,
     backward_from: str = "auto",
+    loop: Loop | None = None,
     progress: ProgressLike = None,
 ) -> Estimate:
     """Predict the peak memory of one training step; the model is not run, unless it cannot be traced.
@@ -86,7 +88,8 @@ def estimate(
     that need not be here ("A100-40GB"). `measure=False` leaves out what operators allocate
     inside, which otherwise each distinct operator is run once for; by default that is done where the model has
     weights, and without where it does not take long. `process=True` adds the peak of the process, on a CPU; operators
-    are measured for it in processes of their own, for half a minute the first time. `progress` is as for `plan`.
+    are measured for it in processes of their own, for half a minute the first time. `loop` tells what lives from one
+    step to the next, see `memfit.Loop`. `progress` is as for `plan`.
     A model that cannot be traced whole is run for one step, with its saved tensors in a file; a note says so.
     """
     _check_model(model)
@@ -102,6 +105,7 @@ def estimate(
                     measure=measure,
                     backward_from=backward_from,
                     progress=line.measured,
+                    loop=loop,
                 )
         except CaptureError as error:
             if measure is False or process or device is not None:

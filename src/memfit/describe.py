@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit.capture.cuda.capability import Capability, find_capability
 from memfit.capture.sample import Sample
 from memfit.measure.devices import CUDA_GRANULARITY_BYTES, Device
 from memfit.tensors import states_by_name
@@ -22,6 +23,13 @@ def device_of(model: nn.Module) -> str:
 def is_for_cuda(model: nn.Module, target: Device | None) -> bool:
     """Whether the step would run on a CUDA device."""
     return torch.device(device_of(model)).type == "cuda" if target is None else target.is_cuda
+
+
+def capability_elsewhere(model: nn.Module, target: Device | None) -> Capability | None:
+    """What a CUDA device runs that the model is not on; None: the model is traced as it runs where it is."""
+    if target is None or target.capability is None or is_for_cuda(model, None):
+        return None
+    return find_capability(target.capability)
 
 
 def granularity_bytes(model: nn.Module, target: Device | None) -> int:

@@ -26,6 +26,22 @@ class ParameterCount:
     size_bytes: int
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class UpperEnd:
+    """What a step takes at most, where no rule says what it takes."""
+
+    peak_bytes: int
+    reserved: ReservedMemory
+    reason: str  # what decides where between the ends it is
+
+    @property
+    def needed_bytes(self) -> int:
+        return self.reserved.reserved_bytes
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"peak_bytes": self.peak_bytes, "reserved": self.reserved.to_dict(), "reason": self.reason}
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
     """The predicted memory of one training step. See Note [What a step is] in `plan/simulate.py`."""
@@ -40,6 +56,7 @@ class Estimate:
     notes: tuple[str, ...] = ()  # what a reader should know about these figures
     process_peak_bytes: int | None = None  # beyond a process without the model, see `measure/process.py`; None: unknown
     reserved: ReservedMemory | None = None  # what CUDA's caching allocator takes for it; None: no CUDA device
+    highest: UpperEnd | None = None  # None: the figures are no range
 
     @property
     def peak_bytes(self) -> int:
@@ -54,6 +71,11 @@ class Estimate:
     def needed_bytes(self) -> int:
         """What a device must have for it, beside its context: reserved bytes where they are known, else allocated."""
         return self.peak_bytes if self.reserved is None else self.reserved.reserved_bytes
+
+    @property
+    def most_needed_bytes(self) -> int:
+        """The upper end of `needed_bytes`, where that is a range."""
+        return self.needed_bytes if self.highest is None else max(self.needed_bytes, self.highest.needed_bytes)
 
     @property
     def peak_phase(self) -> str:
@@ -83,8 +105,17 @@ class Estimate:
         """Tell whether the step fits a device, given by name ("A100-40GB") or by its memory ("24GiB").
 
         A step that was estimated for a CUDA device goes by what is reserved there, any other by what is allocated.
+        Where the figure is a range, its upper end has to fit; `verdict` tells where it depends.
         """
-        return self.needed_bytes <= usable_bytes(device)
+        return self.most_needed_bytes <= usable_bytes(device)
+
+    def verdict(self, device: str | int | float) -> str:
+        """Answer "yes", "no", or what it depends on whether the step fits a device, given as for `fits`."""
+        if self.fits(device):
+            return "yes"
+        if self.highest is None or self.needed_bytes > usable_bytes(device):
+            return "no"
+        return f"depends on {self.highest.reason}"
 
     def to_dict(self, *, depth: int = 1, top: int = 10) -> dict[str, Any]:
         """Everything for machines; `depth` and `top` as in `by_module` and `biggest`."""
@@ -97,6 +128,7 @@ class Estimate:
             "peak_bytes": self.peak_bytes,
             "process_peak_bytes": self.process_peak_bytes,
             "reserved": None if self.reserved is None else self.reserved.to_dict(),
+            "highest": None if self.highest is None else self.highest.to_dict(),
             "peak_phase": self.peak_phase,
             "peak_operation": self.timeline.peak.label,
             "peak_module": self.timeline.peak.module,
@@ -121,6 +153,8 @@ class Estimate:
             process = f", {format_bytes(self.process_peak_bytes)} of the process"
         if self.reserved is not None:
             process += f", {format_bytes(self.reserved.reserved_bytes)} reserved"
+        if self.highest is not None and self.most_needed_bytes > self.needed_bytes:
+            process += f", up to {format_bytes(self.most_needed_bytes)} depending on {self.highest.reason}"
         return f"{self.model} on {self.device}, {step}: peak {format_bytes(self.peak_bytes)} ({parts}){process}{notes}"
 
     def _repr_html_(self) -> str | None:

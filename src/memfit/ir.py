@@ -185,6 +185,21 @@ class Graph:
             return graph
 
 
+BlockEvent = tuple[int, int]  # a number, and bytes: taken if positive, released if negative
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerBlocks:
+    """What an optimizer takes and releases block by block, in its order.
+
+    A number names a block of the same step. One that is released and was not taken in its step is state of an earlier
+    one; what is taken and not released becomes state.
+    """
+
+    first_step: tuple[BlockEvent, ...]
+    later_step: tuple[BlockEvent, ...]
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerMemory:
     """What an optimizer keeps, and what it allocates and releases while it steps.
@@ -195,6 +210,7 @@ class OptimizerMemory:
     state_bytes: int = 0  # live before a step, beside parameters and gradients
     workspace_bytes: int = 0  # the highest rise in a step above parameters, gradients and state
     changes_bytes: tuple[int, ...] = ()  # from one new highest or lowest level of a step to the next, then to its end
+    blocks: OptimizerBlocks | None = dataclasses.field(default=None, compare=False)  # None: only sums are known
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

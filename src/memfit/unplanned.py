@@ -2,31 +2,33 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from memfit.capture.cuda.operators import operators_of
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
 from memfit.capture.with_loss import WithLoss
-from memfit.describe import device_of, granularity_bytes, is_for_cuda
+from memfit.describe import capability_elsewhere, device_of, granularity_bytes
 from memfit.errors import InvalidInput
-from memfit.estimate import Estimate, ParameterCount
+from memfit.estimate import Estimate, ParameterCount, UpperEnd
 from memfit.execute.attach import removed
 from memfit.ir import Graph, OptimizerMemory, Program, without_prefix
 from memfit.measure.allocations import operator_costs, with_real_sizes, workspace_bytes
 from memfit.measure.cost import OperatorCost
-from memfit.measure.cuda import with_byte_masks
+from memfit.measure.cuda_libraries import CONVOLUTION_REASON, LibraryBytes, library_bytes
 from memfit.measure.devices import CUDA_GRANULARITY_BYTES, Device, find_device
 from memfit.measure.optimizer import OptimizerLike, check_optimizer, optimizer_name
 from memfit.measure.probe import Progress
 from memfit.measure.process import can_be_measured, process_peak
 from memfit.plan.identity import identity_program
+from memfit.plan.loop import Loop
 from memfit.plan.reserved import ReservedMemory, reserved_memory
-from memfit.plan.simulate import simulate
+from memfit.plan.simulate import Timeline, simulate
 from memfit.prepare import may_be_probed, step_optimizer_memory
 from memfit.tensors import storage_bytes
 from memfit.units import format_bytes
@@ -49,6 +51,8 @@ class UnplannedStep:
     parameters: tuple[ParameterCount, ...]
     workspaces_measured: bool
     notes: tuple[str, ...]
+    libraries: LibraryBytes | None = None  # None: measured with the operators, or no CUDA device
+    capacity_bytes: int | None = None  # of the device that it is for, without its context
 
     def estimate(self, *, process: bool = False) -> Estimate:
         """Walk it, and tell what it takes, with the peak of the process if that is asked for."""
@@ -58,6 +62,7 @@ class UnplannedStep:
             workspace_bytes=self.workspace_bytes,
             optimizer=self.optimizer_memory,
             granularity_bytes=self.granularity_bytes,
+            library_bytes=sum(self._handles.values()),
         )
         return Estimate(
             model=self.model,
@@ -69,13 +74,54 @@ class UnplannedStep:
             workspaces_measured=self.workspaces_measured,
             notes=self.notes,
             process_peak_bytes=self._process_peak_bytes() if process else None,
-            reserved=self._reserved() if self.granularity_bytes == CUDA_GRANULARITY_BYTES else None,
+            reserved=self._reserved(self.workspace_bytes) if self._is_for_cuda else None,
+            highest=self._highest(timeline),
         )
 
-    def _reserved(self) -> ReservedMemory:
+    @property
+    def _is_for_cuda(self) -> bool:
+        return self.granularity_bytes == CUDA_GRANULARITY_BYTES
+
+    @property
+    def _handles(self) -> Mapping[int, int]:
+        return {} if self.libraries is None else self.libraries.handles
+
+    def _reserved(self, workspaces: Sequence[int]) -> ReservedMemory:
         return reserved_memory(
-            self.graph, self.program, workspace_bytes=self.workspace_bytes, optimizer=self.optimizer_memory
+            self.graph,
+            self.program,
+            workspace_bytes=workspaces,
+            optimizer=self.optimizer_memory,
+            handles=self._handles,
+            capacity_bytes=self.capacity_bytes,
         )
+
+    def _highest(self, lowest: Timeline) -> UpperEnd | None:
+        """Return what the step takes with the largest workspaces; None where these make no difference."""
+        if self.libraries is None or self.libraries.highest == self.libraries.lowest:
+            return None
+        workspaces = self._within_capacity(self.libraries.highest, lowest)
+        timeline = simulate(
+            self.graph,
+            self.program,
+            workspace_bytes=workspaces,
+            optimizer=self.optimizer_memory,
+            granularity_bytes=self.granularity_bytes,
+            library_bytes=sum(self._handles.values()),
+        )
+        return UpperEnd(
+            peak_bytes=max(timeline.peak_bytes, lowest.peak_bytes),
+            reserved=self._reserved(workspaces),
+            reason=CONVOLUTION_REASON,
+        )
+
+    def _within_capacity(self, workspaces: Sequence[int], lowest: Timeline) -> list[int]:
+        """Leave workspaces what is free on the device: torch tries a smaller algorithm where one does not fit."""
+        if self.capacity_bytes is None:
+            return list(workspaces)
+        live_bytes = {moment.label: moment.live_bytes for moment in lowest.moments}
+        free_bytes = [max(0, self.capacity_bytes - live_bytes.get(each.name, 0)) for each in self.graph.operations]
+        return [min(each) for each in zip(workspaces, free_bytes, strict=True)]
 
     def _process_peak_bytes(self) -> int:
         if self.device != "cpu" or not can_be_measured(self.device):
@@ -101,24 +147,29 @@ def unplanned_step(
     measure: bool | None,
     backward_from: str,
     progress: Progress | None,
+    loop: Loop | None = None,
 ) -> UnplannedStep:
     """Capture a step and measure its operators; see `memfit.estimate` for what is given."""
     target = None if device is None else find_device(device)
     check_optimizer(optimizer)
     given = Sample.of(sample) if loss is None else Sample((sample,))
-    with removed(model):
+    elsewhere = capability_elsewhere(model, target)
+    with removed(model), operators_of(elsewhere):
         graph = _captured_graph(model, sample, loss, backward_from)
-    if is_for_cuda(model, target) and not is_for_cuda(model, None):
-        graph = with_byte_masks(graph)
     needs = step_optimizer_memory(optimizer, model, graph, target)
     if measure is None:
         measure = target is None and may_be_probed(model, given, graph)
     costs = operator_costs(graph, device_of(model), progress) if measure else {}
     graph = with_real_sizes(graph, costs)
+    libraries = None if elsewhere is None or measure else library_bytes(graph, elsewhere.version)
+    measured = tuple(workspace_bytes(graph, operation, costs) for operation in graph.operations)
+    graph, program = (loop or Loop()).around(graph, identity_program(graph))
     return UnplannedStep(
         graph=graph,
-        program=identity_program(graph),
-        workspace_bytes=tuple(workspace_bytes(graph, operation, costs) for operation in graph.operations),
+        program=program,
+        workspace_bytes=measured if libraries is None else libraries.lowest,
+        libraries=libraries,
+        capacity_bytes=None if target is None or elsewhere is None else target.usable_bytes,
         optimizer_memory=needs,
         granularity_bytes=granularity_bytes(model, target),
         model=type(model).__name__,
@@ -160,12 +211,12 @@ def _optimizer_notes(model: nn.Module, optimizer: OptimizerLike | None) -> Itera
 
 def _notes(graph: Graph, costs: Mapping[str, OperatorCost], target: Device | None) -> Iterator[str]:
     if target is not None:
-        yield (
-            f"traced as it runs here and counted for {target.name}: operators that choose another "
-            "algorithm there (attention with dropout, recurrent layers) may keep less or more"
-        )
+        yield f"counted for {target.name} by its operators and its allocator's rules: nothing was run there"
     if not costs:
-        yield "workspaces that operators allocate inside are not counted: they were not measured"
+        if target is None or not target.is_cuda:
+            yield "workspaces that operators allocate inside are not counted: they were not measured"
+        else:
+            yield "workspaces of operators and libraries there are known by rule or as a range: they were not measured"
         return
     bounded = {each.target for each in graph.operations if each.signature in costs and costs[each.signature].is_bound}
     if bounded:

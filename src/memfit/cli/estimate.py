@@ -164,6 +164,7 @@ def _estimated(
 def _json(result: Estimate, limit: Limit | None, *, depth: int, top: int) -> str:
     verdict = {
         "fits": None if limit is None else limit.fits(result.needed_bytes),
+        "surely_fits": None if limit is None else limit.fits(result.most_needed_bytes),
         "device_usable_bytes": None if limit is None else limit.usable_bytes,
     }
     return json.dumps(result.to_dict(depth=depth, top=top) | verdict, indent=2)

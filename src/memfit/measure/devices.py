@@ -28,14 +28,20 @@ class Device:
     tflops_fp32: float  # as eager torch runs it by default (no TF32)
     tflops_half: float  # fp16 and bf16 with tensor cores where there are any
     launch_us: float  # least time of one operator
-    is_cuda: bool = True
+    capability: tuple[int, int] | None = None  # CUDA's compute capability; None: no CUDA device
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.capability is not None
 
     @property
     def usable_bytes(self) -> int:
         return self.memory_bytes - self.reserved_bytes
 
 
-def _cuda(name: str, memory_mib: int, bandwidth: float, fp32: float, half: float) -> Device:
+def _cuda(
+    name: str, capability: tuple[int, int], memory_mib: int, bandwidth: float, fp32: float, half: float
+) -> Device:
     return Device(
         name=name,
         memory_bytes=memory_mib * _MIB,
@@ -45,22 +51,28 @@ def _cuda(name: str, memory_mib: int, bandwidth: float, fp32: float, half: float
         tflops_fp32=fp32,
         tflops_half=half,
         launch_us=5.0,
+        capability=capability,
     )
 
 
 DEVICES = (
-    _cuda("T4", 15_360, 320, 8.1, 65),
-    _cuda("V100-16GB", 16_384, 900, 15.7, 125),
-    _cuda("V100-32GB", 32_768, 900, 15.7, 125),
-    _cuda("A10", 23_028, 600, 31.2, 125),
-    _cuda("L4", 23_034, 300, 30.3, 121),
-    _cuda("L40S", 46_068, 864, 91.6, 362),
-    _cuda("A100-40GB", 40_960, 1555, 19.5, 312),
-    _cuda("A100-80GB", 81_920, 2039, 19.5, 312),
-    _cuda("H100-80GB", 81_559, 3350, 66.9, 989),
-    _cuda("H200", 143_771, 4800, 66.9, 989),
-    _cuda("RTX-3090", 24_576, 936, 35.6, 71),
-    _cuda("RTX-4090", 24_564, 1008, 82.6, 165),
+    _cuda("T4", (7, 5), 15_360, 320, 8.1, 65),
+    _cuda("P100-16GB", (6, 0), 16_280, 732, 9.5, 19),
+    _cuda("V100-16GB", (7, 0), 16_384, 900, 15.7, 125),
+    _cuda("V100-32GB", (7, 0), 32_768, 900, 15.7, 125),
+    _cuda("A10", (8, 6), 23_028, 600, 31.2, 125),
+    _cuda("L4", (8, 9), 23_034, 300, 30.3, 121),
+    _cuda("L40S", (8, 9), 46_068, 864, 91.6, 362),
+    _cuda("A100-40GB", (8, 0), 40_960, 1555, 19.5, 312),
+    _cuda("A100-80GB", (8, 0), 81_920, 2039, 19.5, 312),
+    _cuda("H100-80GB", (9, 0), 81_559, 3350, 66.9, 989),
+    _cuda("H200", (9, 0), 143_771, 4800, 66.9, 989),
+    _cuda("B200", (10, 0), 183_359, 8000, 80, 2250),
+    _cuda("RTX-3060", (8, 6), 12_288, 360, 12.7, 25),
+    _cuda("RTX-3090", (8, 6), 24_576, 936, 35.6, 71),
+    _cuda("RTX-4090", (8, 9), 24_564, 1008, 82.6, 165),
+    _cuda("RTX-4070-Ti-SUPER", (8, 9), 16_376, 672, 44.1, 88),
+    _cuda("RTX-5090", (12, 0), 32_607, 1792, 104.8, 209),
 )
 
 

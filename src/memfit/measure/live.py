@@ -1,5 +1,6 @@
 """Bytes that are live while a program runs on tensors without memory."""
 
+import itertools
 import weakref
 from collections import deque
 from collections.abc import Collection
@@ -31,11 +32,14 @@ class LiveBytes(TorchDispatchMode):
         self.peak_bytes = 0
         self.live_bytes = 0
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.events: list[tuple[int, int]] = []  # with `notes_levels`: number of a storage, and bytes taken or released
+        self._numbers = itertools.count()
 
     def start_anew(self) -> None:
         """Look for the peak, and note levels, from here on."""
         self.peak_bytes = self.live_bytes
         self.levels_bytes = [self.live_bytes]
+        self.events = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for tensor in tensors_in((args, kwargs)):
@@ -67,16 +71,23 @@ class LiveBytes(TorchDispatchMode):
         for storage, size_bytes in zip(storages, sizes, strict=True):
             self._seen.add(storage)
             self.live_bytes += size_bytes
-            weakref.finalize(storage, self._release, size_bytes)
+            number = next(self._numbers)
+            self._note_event(number, size_bytes)
+            weakref.finalize(storage, self._release, number, size_bytes)
         inside_bytes = 0 if cost is None else cost.workspace_bytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes + inside_bytes)
         self._note_level(self.live_bytes + inside_bytes)
         if inside_bytes:
             self._note_level(self.live_bytes)
 
-    def _release(self, size_bytes: int) -> None:
+    def _release(self, number: int, size_bytes: int) -> None:
         self.live_bytes -= size_bytes
+        self._note_event(number, -size_bytes)
         self._note_level(self.live_bytes)
+
+    def _note_event(self, number: int, size_bytes: int) -> None:
+        if self._notes_levels and size_bytes:
+            self.events.append((number, size_bytes))
 
     def _note_level(self, level_bytes: int) -> None:
         if self._notes_levels:

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from memfit import _torch
 from memfit.errors import InvalidInput, first_line
-from memfit.ir import OptimizerMemory
+from memfit.ir import BlockEvent, OptimizerBlocks, OptimizerMemory
 from memfit.measure.live import AnsweredQuestions, LiveBytes, NotedAnswers
 from memfit.measure.probe import measured_costs
 from memfit.optimizer_twin import twin_over
@@ -106,6 +106,7 @@ class SteppedTwin:
         for_cuda: bool,
         skipped: Collection[int],  # ids of parameters without a gradient
     ) -> None:
+        self._first_step: tuple[BlockEvent, ...] = ()
         self._for_cuda = for_cuda
         self._mode = _torch.FakeTensorMode()
         self._questions = AnsweredQuestions()
@@ -132,9 +133,13 @@ class SteppedTwin:
             self._make_gradients()
             self._live.start_anew()
             self._twin.step()
+        events = tuple(self._live.events)
+        self._first_step = self._first_step or events
         memory = self._memory(state_bytes, self._live.levels_bytes[0])
         self._measure_products()
-        return memory
+        if sum(size_bytes for _, size_bytes in self._first_step) != state_bytes:
+            return memory  # more than one step makes the state: only sums say what it is
+        return dataclasses.replace(memory, blocks=OptimizerBlocks(first_step=self._first_step, later_step=events))
 
     def _measure_products(self) -> None:
         """Learn for the next step what matrix products allocate inside, if they run here as they do in training."""

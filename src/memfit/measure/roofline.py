@@ -20,7 +20,6 @@ _SOME_CPU = Device(
     tflops_fp32=0.15,
     tflops_half=0.15,
     launch_us=2.0,
-    is_cuda=False,
 )
 
 

@@ -100,7 +100,7 @@ class CapturedStep:
             "workspace_bytes": list(self.workspace_bytes),
             "time_us": [_finite(each) for each in self.time_us],
             "in_place_us": [_finite(each) for each in self.in_place_us],
-            "optimizer": dataclasses.asdict(self.optimizer),
+            "optimizer": _optimizer_to_data(self.optimizer),
             "granularity_bytes": self.granularity_bytes,
         } | ({} if self.loss is None else {"loss": dataclasses.asdict(self.loss)})
 
@@ -267,13 +267,20 @@ def _bytes(values: Iterable[Any]) -> tuple[int, ...]:
     return found
 
 
+def _optimizer_to_data(optimizer: OptimizerMemory) -> dict[str, Any]:
+    """Write sums alone: blocks are many, and what they lead to is in the plan."""
+    data = dataclasses.asdict(optimizer)
+    del data["blocks"]
+    return data
+
+
 def _optimizer(data: Mapping[str, Any]) -> OptimizerMemory:
     """Read an optimizer's memory; files of earlier versions have no changes."""
-    sizes = {name: value for name, value in data.items() if name != "changes_bytes"}
     changes = tuple(data.get("changes_bytes", ()))
     if any(type(change) is not int for change in changes):
         raise ValueError(f"changes of {changes!r} bytes")
-    return OptimizerMemory(**dict(zip(sizes, _bytes(sizes.values()), strict=True)), changes_bytes=changes)
+    state_bytes, workspace_bytes = _bytes(data[name] for name in ("state_bytes", "workspace_bytes"))
+    return OptimizerMemory(state_bytes=state_bytes, workspace_bytes=workspace_bytes, changes_bytes=changes)
 
 
 def _loss(data: Mapping[str, Any]) -> LossMemory:

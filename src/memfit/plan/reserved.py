@@ -1,11 +1,16 @@
-"""What a training step reserves on a CUDA device: the peak of its segments, and which allocator setting is best."""
+"""What a training step reserves on a CUDA device: the peak of its segments, and which allocator setting is best.
+
+Note [Tight devices]
+    A request that the driver does not serve makes the allocator give back all segments that nothing lives in, and ask
+    again. So a step runs on a device with less memory than it reserves on a bigger one, if more slowly.
+"""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memfit.ir import Graph, LossMemory, OptimizerMemory, Program
-from memfit.plan.allocator.requests import best_run, compare_settings
+from memfit.plan.allocator.requests import AllocatorRun, Request, best_run, compare_settings, run_requests
 from memfit.plan.step_requests import step_requests
 from memfit.units import format_bytes
 
@@ -40,6 +45,14 @@ class ReservedMemory:
         return dataclasses.asdict(self) | {"fragmentation_bytes": self.fragmentation_bytes}
 
 
+def _within(requests: Sequence[Request], free: AllocatorRun, capacity_bytes: int | None) -> AllocatorRun:
+    """Run requests again inside a capacity, if more is reserved without one and they go through."""
+    if capacity_bytes is None or free.peak_reserved_bytes <= capacity_bytes:
+        return free
+    tight = run_requests(requests, free.settings, capacity_bytes=capacity_bytes)
+    return free if tight.out_of_memory_at is not None else tight
+
+
 def reserved_memory(
     graph: Graph,
     program: Program,
@@ -47,10 +60,18 @@ def reserved_memory(
     workspace_bytes: Sequence[int] = (),
     optimizer: OptimizerMemory | None = None,
     loss: LossMemory | None = None,
+    handles: Mapping[int, int] | None = None,
+    capacity_bytes: int | None = None,
 ) -> ReservedMemory:
-    """Simulate the allocator under a program; arguments are those of `simulate`."""
-    requests = step_requests(graph, program, workspace_bytes=workspace_bytes, optimizer=optimizer, loss=loss)
-    runs = compare_settings(requests)
+    """Simulate the allocator under a program; arguments are those of `simulate` and `step_requests`.
+
+    Where a device has no more than `capacity_bytes`, the allocator gives back what it caches before it gives up, so
+    less is reserved there, see Note [Tight devices].
+    """
+    requests = step_requests(
+        graph, program, workspace_bytes=workspace_bytes, optimizer=optimizer, loss=loss, handles=handles
+    )
+    runs = [_within(requests, each, capacity_bytes) for each in compare_settings(requests)]
     default, best = runs[0], best_run(runs)
     saved_bytes = default.peak_reserved_bytes - best.peak_reserved_bytes
     if saved_bytes <= _NOTICEABLE_SHARE * default.peak_reserved_bytes:

@@ -68,14 +68,16 @@ def simulate(
     optimizer: OptimizerMemory | None = None,
     loss: LossMemory | None = None,
     granularity_bytes: int = 1,
+    library_bytes: int = 0,
 ) -> Timeline:
     """Run `program` in the mind. `workspace_bytes` is by operation, then by alternative; none means none.
 
-    `granularity_bytes` is what the allocator rounds every storage up to.
+    `granularity_bytes` is what the allocator rounds every storage up to, `library_bytes` what libraries hold for good.
     """
     optimizer = optimizer or OptimizerMemory()
     memory = _Memory(graph, optimizer, granularity_bytes)
     memory.add(Kind.BATCH, 0 if loss is None else loss.batch_bytes)
+    memory.add(Kind.WORKSPACE, library_bytes)
     resident_bytes = memory.total_bytes()
     memory.keep_generator_states(program)
     workspaces = workspace_bytes or [0] * (len(graph.operations) + len(graph.alternatives))

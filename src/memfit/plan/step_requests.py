@@ -6,15 +6,15 @@ Note [Steps as a loop runs them]
     What lives only in a step is released when it ends: outputs, gradients, what a loss keeps.
 
 Note [Sums of blocks]
-    Of an optimizer's state and temporaries, sums are known and not blocks. They come in blocks of the sizes of the
+    Where of an optimizer's state and temporaries only sums are known, they come in blocks of the sizes of the
     trained parameters, which is how optimizers allocate; a workspace or a loss is one block.
 """
 
 import itertools
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
 
-from memfit.ir import Compute, Graph, Instruction, LossMemory, OptimizerMemory, Program
+from memfit.ir import BlockEvent, Compute, Graph, Instruction, LossMemory, OptimizerMemory, Program
 from memfit.plan.allocator.requests import Allocate, Release, Request
 
 _STEPS = 3  # the third finds the cache as all later ones do
@@ -27,10 +27,14 @@ def step_requests(
     workspace_bytes: Sequence[int] = (),
     optimizer: OptimizerMemory | None = None,
     loss: LossMemory | None = None,
+    handles: Mapping[int, int] | None = None,
     steps: int = _STEPS,
 ) -> list[Request]:
-    """Write down what `steps` training steps ask for and let go; arguments are those of `simulate`."""
-    walk = _Walk(graph, workspace_bytes, optimizer or OptimizerMemory(), loss)
+    """Write down what `steps` training steps ask for and let go; arguments are those of `simulate`.
+
+    `handles` are bytes that a library takes for good when an operation first runs, by operation.
+    """
+    walk = _Walk(graph, workspace_bytes, optimizer or OptimizerMemory(), loss, handles or {})
     return list(walk.steps(program, steps))
 
 
@@ -38,8 +42,15 @@ class _Walk:
     """Which block belongs to which storage, while a program is followed."""
 
     def __init__(
-        self, graph: Graph, workspace_bytes: Sequence[int], optimizer: OptimizerMemory, loss: LossMemory | None
+        self,
+        graph: Graph,
+        workspace_bytes: Sequence[int],
+        optimizer: OptimizerMemory,
+        loss: LossMemory | None,
+        handles: Mapping[int, int],
     ) -> None:
+        self._library_bytes = dict(handles)  # not taken yet
+        self._state: defaultdict[int, deque[int]] = defaultdict(deque)  # an optimizer's blocks by size, oldest first
         self._graph = graph
         self._workspaces = workspace_bytes or [0] * (len(graph.operations) + len(graph.alternatives))
         self._optimizer = optimizer
@@ -93,6 +104,8 @@ class _Walk:
             else:
                 yield from self._release(operation.may_overwrite)
         yield from (self._allocate(storage) for storage in outputs)
+        if instruction.operation in self._library_bytes:
+            yield Allocate(next(self._handles), self._library_bytes.pop(instruction.operation))
         yield from self._at_once(self._workspaces[instruction.operation])
 
     def _is_taken_over(self, written_over: int, outputs: Sequence[int]) -> bool:
@@ -102,6 +115,10 @@ class _Walk:
 
     def _optimize(self, *, is_first: bool) -> Iterator[Request]:
         """Make the state in the first step, and what the step itself takes in each."""
+        if self._optimizer.blocks is not None:
+            blocks = self._optimizer.blocks
+            yield from self._follow_blocks(blocks.first_step if is_first else blocks.later_step)
+            return
         if is_first:
             for size_bytes in _blocks(self._optimizer.state_bytes, self._parameter_bytes):
                 yield Allocate(next(self._handles), size_bytes)
@@ -116,6 +133,20 @@ class _Walk:
                 left_bytes -= taken[0].size_bytes
                 yield Release(taken.popleft().handle)
         yield from (Release(each.handle) for each in taken)
+
+    def _follow_blocks(self, events: Sequence[BlockEvent]) -> Iterator[Request]:
+        """Take and release an optimizer's blocks in its own order; what is left is its state."""
+        taken: dict[int, Allocate] = {}
+        for number, size_bytes in events:
+            if size_bytes > 0:
+                taken[number] = Allocate(next(self._handles), size_bytes)
+                yield taken[number]
+            elif number in taken:
+                yield Release(taken.pop(number).handle)
+            elif self._state[-size_bytes]:
+                yield Release(self._state[-size_bytes].popleft())
+        for each in taken.values():
+            self._state[each.size_bytes].append(each.handle)
 
     def _at_once(self, size_bytes: int) -> Iterator[Request]:
         """Take and release: what is gone when an operation returns."""

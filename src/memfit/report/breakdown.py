@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from memfit.estimate import Estimate, ParameterCount
 from memfit.ir import Kind, Storage
 from memfit.report.blocks import equal_blocks_as_one
+from memfit.report.limit import Limit
+from memfit.units import format_bytes
 
 NO_MODULE = "(no submodule: batch, optimizer state, other)"
 _ENOUGH_MODULES = 5  # rows from which on a table by module tells something
@@ -33,6 +35,22 @@ class ValueRow:
     dtype: str
     place: str  # the parameter's name, or the path of the module that made the value
     source: str  # the line that made it, or ""
+
+
+def range_words(estimate: Estimate) -> str:
+    """Say between what ends a peak lies, and why; nothing where it is one figure."""
+    highest = estimate.highest
+    if highest is None or (highest.peak_bytes, highest.needed_bytes) == (estimate.peak_bytes, estimate.needed_bytes):
+        return ""
+    ends = f"up to {format_bytes(highest.peak_bytes)}, {format_bytes(estimate.most_needed_bytes)} reserved"
+    return f"{ends}: depends on {highest.reason}"
+
+
+def verdict(estimate: Estimate, limit: Limit) -> str:
+    """Say whether a step fits a limit, or what that depends on."""
+    if estimate.highest is None:
+        return limit.verdict(estimate.needed_bytes)
+    return limit.verdict(estimate.needed_bytes, estimate.most_needed_bytes, estimate.highest.reason)
 
 
 def printable(text: str) -> str:

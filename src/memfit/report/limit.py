@@ -30,16 +30,20 @@ class Limit:
     def fits(self, peak_bytes: int) -> bool:
         return peak_bytes <= self.usable_bytes
 
-    def verdict(self, peak_bytes: int) -> str:
-        """One line that says whether it fits, and by how much.
+    def verdict(self, peak_bytes: int, most_bytes: int | None = None, reason: str = "") -> str:
+        """One line that says whether it fits, and by how much; of a range, what it depends on.
 
         >>> Limit.of("24GiB").verdict(20 * 2**30)
         'FITS 24.00 GiB with 4.00 GiB to spare (83.3% used)'
         >>> Limit.of("24GiB").verdict(30 * 2**30)
         'DOES NOT FIT 24.00 GiB: 6.00 GiB too much (125.0% needed)'
+        >>> Limit.of("24GiB").verdict(20 * 2**30, 30 * 2**30, "workspaces")
+        'MAY FIT 24.00 GiB: 20.00 GiB to 30.00 GiB, depends on workspaces'
         """
         share = f"{peak_bytes / self.usable_bytes:.1%}"
         room = f"{self.label} ({format_bytes(self.usable_bytes)} usable)" if self.is_device else self.label
+        if most_bytes is not None and self.fits(peak_bytes) and not self.fits(most_bytes):
+            return f"MAY FIT {room}: {format_bytes(peak_bytes)} to {format_bytes(most_bytes)}, depends on {reason}"
         if self.fits(peak_bytes):
             return f"FITS {room} with {format_bytes(self.usable_bytes - peak_bytes)} to spare ({share} used)"
         return f"DOES NOT FIT {room}: {format_bytes(peak_bytes - self.usable_bytes)} too much ({share} needed)"

@@ -33,6 +33,8 @@ def render(estimate: Estimate, limit: Limit | None = None, *, top: int = 10, dep
         place=breakdown.peak_place(estimate),
         cards=_cards(estimate, limit),
         limit=limit,
+        verdict="" if limit is None else breakdown.verdict(estimate, limit),
+        range_words=breakdown.range_words(estimate),
         drawing=drawing,
         width=timeline.WIDTH,
         height=timeline.HEIGHT,

@@ -62,9 +62,11 @@ def headline(estimate: Estimate, limit: Limit | None) -> Text:
     ]
     if estimate.reserved is not None:
         lines.append(Text(estimate.reserved.words()))
+    if words := breakdown.range_words(estimate):
+        lines.append(Text(words))
     if limit is not None:
         style = "bold green" if limit.fits(estimate.needed_bytes) else "bold red"
-        lines.append(Text(limit.verdict(estimate.needed_bytes), style=style))
+        lines.append(Text(breakdown.verdict(estimate, limit), style=style))
     return Text("\n").join(lines)
 
 

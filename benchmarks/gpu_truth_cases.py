@@ -1,0 +1,292 @@
+"""Training steps that others have measured on real GPUs, and that can be built here without their weights."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from benchmarks.course_lm import AdamW, CourseLM, cross_entropy
+
+Loss = Callable[[Any, Any], torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """One row of the records: what ran, and how its loop ran it."""
+
+    row: int  # of measured.csv, from 0
+    name: str
+    device: str
+    make: Callable[[], tuple[nn.Module, Any]]  # model and batch, made without memory
+    loss: Loss
+    optimizer: Any = None
+    gradients: str = "none"  # before a step: "none" or "kept"
+    before_mib: float = 0.0  # allocated before the step by others in the same process, which the record contains
+    context_mib: float = 0.0  # what the record says a context takes, where its figure contains one
+
+
+def _sum(model: Any, batch: Any) -> torch.Tensor:
+    return model(batch).sum()  # type: ignore[no-any-return]
+
+
+def _sum_of_all(model: Any, batch: Any) -> torch.Tensor:
+    outputs = model(batch)
+    return (outputs[0] + outputs[1] + outputs[2]).sum()  # type: ignore[no-any-return]
+
+
+def _classified(model: Any, batch: Any) -> torch.Tensor:
+    images, labels = batch
+    return F.cross_entropy(model(images), labels)
+
+
+def _own_loss(model: Any, batch: Any) -> torch.Tensor:
+    return model(**batch).loss  # type: ignore[no-any-return]
+
+
+def _written_out(model: Any, batch: Any) -> torch.Tensor:
+    tokens, targets = batch
+    return cross_entropy(model(tokens), targets)
+
+
+def _plain_sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01)
+
+
+def _adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=1e-3)
+
+
+def _adamw(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=1e-3)
+
+
+def _vision(name: str, **options: Any) -> nn.Module:
+    import torchvision
+
+    model: nn.Module = getattr(torchvision.models, name)(weights=None, **options)
+    return model
+
+
+def _monet(row: int, name: str, batch: int, make: Callable[[], nn.Module], **changes: Any) -> Case:
+    size = changes.pop("size", (224, 224))
+    options: dict[str, Any] = {"loss": _sum, "gradients": "kept"} | changes
+    return Case(row=row, name=name, device="P100-16GB", make=lambda: (make(), torch.empty(batch, 3, *size)), **options)
+
+
+class OldReLU6(nn.Module):
+    """ReLU6 in place as in torch 1.5, of which the record is: later ones keep a copy of the input for the gradient."""
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = _OldReLU6.apply(values)
+        return result
+
+
+class _OldReLU6(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+        torch.ops.aten.clamp_(values, 0.0, 6.0)
+        ctx.mark_dirty(values)
+        ctx.save_for_backward(values)
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        (values,) = ctx.saved_tensors
+        result: torch.Tensor = torch.ops.aten.hardtanh_backward(gradients[0], values, 0.0, 6.0)
+        return result
+
+
+def _mobilenet() -> nn.Module:
+    model: Any = _vision("mobilenet_v2")
+    for holder in [each for each in model.modules() if isinstance(each, nn.Sequential)]:
+        for name, part in holder.named_children():
+            if isinstance(part, nn.ReLU6):
+                setattr(holder, name, OldReLU6())
+    pool = nn.AdaptiveAvgPool2d((1, 1))
+    return nn.Sequential(model.features, pool, nn.Flatten(start_dim=1), *model.classifier)
+
+
+def _xmem(row: int, name: str, batch: int, make: Callable[[], nn.Module], optimizer: Any) -> Case:
+    return Case(
+        row=row,
+        name=name,
+        device="RTX 3060",
+        make=lambda: (make(), (torch.empty(batch, 3, 86, 86), torch.empty(batch, dtype=torch.int64))),
+        loss=_classified,
+        optimizer=optimizer,
+    )
+
+
+def _mnasnet() -> nn.Module:
+    import torchvision
+
+    model: nn.Module = torchvision.models.MNASNet(alpha=1.0, num_classes=10)
+    return model
+
+
+def _floats(row: int, name: str, make: Callable[[], nn.Module], before_mib: float) -> Case:
+    """A step of the notebook whose models are trained one after another and stay."""
+    return Case(
+        row=row,
+        name=name,
+        device="RTX 4090",
+        make=lambda: (make(), (torch.empty(128, 3, 224, 224), torch.empty(128, 10))),
+        loss=_classified,
+        optimizer=_plain_sgd,
+        before_mib=before_mib,
+    )
+
+
+def _with_ten_classes(name: str, place: str) -> nn.Module:
+    model = _vision(name)
+    holder, _, attribute = place.rpartition(".")
+    owner: Any = model.get_submodule(holder)
+    last = owner[int(attribute)] if attribute.isdigit() else getattr(owner, attribute)
+    layer = nn.Linear(last.in_features, 10)
+    if attribute.isdigit():
+        owner[int(attribute)] = layer
+    else:
+        setattr(owner, attribute, layer)
+    return model
+
+
+def _small_cnn() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(98568, 10))
+
+
+def _language(row: int, name: str, device: str, batch: int, make: Callable[[], nn.Module], optimizer: Any) -> Case:
+    def both() -> tuple[nn.Module, Any]:
+        tokens = torch.empty(batch, 128, dtype=torch.int64)
+        return make(), {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens.clone()}
+
+    return Case(row=row, name=name, device=device, make=both, loss=_own_loss, optimizer=optimizer)
+
+
+def _causal(kind: str, **options: Any) -> nn.Module:
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(**options)
+    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
+    return model.train()
+
+
+def _gpt_neo() -> nn.Module:
+    return _causal("GPTNeo", hidden_size=768, num_layers=12, num_heads=12, attention_types=[[["global", "local"], 6]])
+
+
+def _qwen3() -> nn.Module:
+    return _causal(
+        "Qwen3",
+        hidden_size=2560,
+        intermediate_size=9728,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        vocab_size=151936,
+        tie_word_embeddings=True,
+    )
+
+
+def _qwen2() -> nn.Module:
+    return _causal(
+        "Qwen2",
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        vocab_size=151936,
+        tie_word_embeddings=False,
+    )
+
+
+def _t5() -> nn.Module:
+    import transformers
+
+    model: nn.Module = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(vocab_size=32128, decoder_start_token_id=0)
+    )
+    return model.train()
+
+
+def _bert() -> tuple[nn.Module, Any]:
+    import transformers
+
+    config = transformers.BertConfig(
+        hidden_size=1024,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        intermediate_size=4096,
+        attn_implementation="eager",
+    )
+    tokens = torch.empty(4, 512, dtype=torch.int64)
+    labels = torch.empty(4, dtype=torch.int64)
+    model = transformers.BertForSequenceClassification(config).train()
+    return model, {"input_ids": tokens, "labels": labels}
+
+
+def _course(
+    row: int, name: str, sizes: tuple[int, ...], batch: int, context: int, device: str, gradients: str = "none"
+) -> Case:
+    vocabulary, width, inner, layers, heads = sizes
+
+    def make() -> tuple[nn.Module, Any]:
+        tokens = torch.empty(batch, context, dtype=torch.int64)
+        return CourseLM(vocabulary, context, width, inner, layers, heads), (tokens, tokens.clone())
+
+    return Case(row=row, name=name, device=device, make=make, loss=_written_out, optimizer=AdamW, gradients=gradients)
+
+
+def cases() -> list[Case]:
+    """Return every case, in the order of the records."""
+    from benchmarks.monet_unet import UNet
+
+    named = functools.partial
+    medium, small = (10_000, 1024, 4096, 24, 16), (50_257, 768, 3072, 12, 12)
+    return [
+        _monet(0, "ResNet-50 b184", 184, named(_vision, "resnet50")),
+        _monet(1, "GoogLeNet b320", 320, named(_vision, "googlenet", init_weights=False), loss=_sum_of_all),
+        _monet(2, "UNet b11", 11, UNet, size=(416, 608)),
+        _monet(3, "MobileNetV2 b272", 272, _mobilenet),
+        _monet(4, "VGG-16 b176", 176, named(_vision, "vgg16")),
+        _xmem(5, "ConvNeXt-T b282", 282, named(_vision, "convnext_tiny"), _adam),
+        _xmem(6, "MnasNet b323", 323, _mnasnet, _plain_sgd),
+        _xmem(7, "ResNet-101 b351", 351, named(_vision, "resnet101"), _plain_sgd),
+        _xmem(8, "VGG-16 b684", 684, named(_vision, "vgg16"), _plain_sgd),
+        _language(9, "GPT-Neo 125M b10", "RTX 3060", 10, _gpt_neo, _adamw),
+        _language(10, "Qwen3-4B b1", "A100-40GB", 1, _qwen3, _plain_sgd),
+        _xmem(11, "RegNetX-400MF b382", 382, named(_vision, "regnet_x_400mf"), _adam),
+        _language(13, "DistilGPT-2 b10", "RTX 3060", 10, named(_causal, "GPT2", n_layer=6), _adamw),
+        _language(14, "T5-small b20", "RTX 3060", 20, _t5, _adamw),
+        _language(15, "DeepSeek-R1-Qwen-1.5B b1", "A100-40GB", 1, _qwen2, _plain_sgd),
+        _floats(16, "small CNN b128", _small_cnn, 0.0),
+        _floats(17, "VGG-16 b128", named(_with_ten_classes, "vgg16", "classifier.6"), 537.1 - 512.4),
+        _floats(18, "ResNet-50 b128", named(_with_ten_classes, "resnet50", "fc"), 1141.6 - 90.1),
+        _floats(19, "ViT-B/16 b128", named(_with_ten_classes, "vit_b_16", "heads.0"), 1563.3 - 327.4),
+        Case(
+            row=91,
+            name="BERT-large b4 x 512",
+            device="V100-16GB",
+            make=_bert,
+            loss=_own_loss,
+            optimizer=_adamw,
+            context_mib=1343e6 / 2**20,
+        ),
+        Case(
+            row=92,
+            name="ViT-L/16 b1",
+            device="A100-40GB",
+            make=lambda: (_vision("vit_l_16"), torch.empty(1, 3, 224, 224)),
+            loss=_sum,
+            optimizer=_adam,
+        ),
+        _course(94, "course LM 24 x 1024, b4 x 128", medium, 4, 128, "RTX 4090"),
+        _course(95, "course LM 24 x 1024, b4 x 256", medium, 4, 256, "RTX 4090"),
+        _course(97, "course LM 12 x 768, b1 x 128", small, 1, 128, "RTX 4090", "kept"),
+        _course(98, "course LM 32 x 2560, b4 x 128", (10_000, 2560, 10_240, 32, 32), 4, 128, "H100-80GB"),
+    ]

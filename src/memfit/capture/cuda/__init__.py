@@ -1,0 +1,1 @@
+"""Operators as a CUDA device runs them, traced on tensors of a CPU without memory."""

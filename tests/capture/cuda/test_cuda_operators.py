@@ -1,0 +1,175 @@
+"""Operators of CUDA devices in traces on a CPU: which are picked, and what they keep."""
+
+import contextlib
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import memfit
+from memfit.capture.cuda.attention import Kernel, choose_kernel
+from memfit.capture.cuda.capability import CAPABILITIES, find_capability
+from memfit.capture.cuda.operators import operators_of
+from memfit.capture.lower import lower
+from memfit.capture.sample import Sample
+from memfit.capture.trace import traced
+from memfit.errors import InvalidInput
+
+AMPERE = find_capability((8, 0))
+
+
+def targets(model, batch, device=AMPERE, *, autocast=None):
+    cast = torch.autocast("cpu", autocast) if autocast else contextlib.nullcontext()
+    with cast, operators_of(device), traced(model, Sample.of(batch), runs=False) as joint:
+        return lower(joint)
+
+
+def names(graph):
+    return {each.target for each in graph.operations}
+
+
+class Attention(nn.Module):
+    def __init__(self, width=64, mask=False, dropout=0.0, causal=False):
+        super().__init__()
+        self.project = nn.Linear(width, 3 * width)
+        self.mask, self.dropout, self.causal = mask, dropout, causal
+
+    def forward(self, values):
+        query, key, value = self.project(values).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+        mask = torch.ones(values.shape[1], values.shape[1], dtype=torch.bool).tril() if self.mask else None
+        return F.scaled_dot_product_attention(query, key, value, mask, self.dropout, self.causal).sum()
+
+
+@pytest.mark.parametrize(
+    ("version", "dtype", "kernel"),
+    [
+        ((7, 0), torch.float16, "efficient"),
+        ((7, 5), torch.bfloat16, "math"),
+        ((8, 0), torch.float32, "efficient"),
+        ((8, 0), torch.bfloat16, "flash"),
+        ((8, 6), torch.float16, "flash"),
+        ((9, 0), torch.bfloat16, "cudnn"),
+        ((9, 0), torch.float32, "efficient"),
+        ((12, 0), torch.bfloat16, "flash"),
+    ],
+)
+def test_attention_by_capability_and_dtype(version, dtype, kernel):
+    graph = targets(Attention().to(dtype), torch.randn(2, 16, 64, dtype=dtype), find_capability(version))
+    fused = {name for name in names(graph) if "scaled_dot_product" in name and "backward" not in name}
+    assert fused == (set() if kernel == "math" else {f"aten._scaled_dot_product_{kernel}_attention.default"})
+
+
+def test_attention_keeps_no_probabilities():
+    length = 128
+    here = targets(Attention(dropout=0.1), torch.randn(2, length, 64), None)
+    there = targets(Attention(dropout=0.1), torch.randn(2, length, 64))
+    probabilities = 2 * 4 * length * length * 4
+    assert any(each.size_bytes == probabilities for each in here.storages)
+    assert all(each.size_bytes < probabilities for each in there.storages)
+
+
+def test_a_mask_rules_flash_attention_out():
+    graph = targets(Attention(mask=True).bfloat16(), torch.randn(2, 16, 64).bfloat16())
+    assert "aten._scaled_dot_product_efficient_attention.default" in names(graph)
+
+
+@pytest.mark.parametrize(
+    ("version", "width", "dropout", "kernel"),
+    [
+        ((8, 0), 256, 0.1, Kernel.FLASH),
+        ((8, 6), 200, 0.0, Kernel.EFFICIENT),
+        ((8, 9), 256, 0.1, Kernel.EFFICIENT),
+        ((8, 9), 256, 0.0, Kernel.FLASH),
+        ((8, 0), 264, 0.0, Kernel.EFFICIENT),
+        ((8, 0), 60, 0.0, Kernel.FLASH),
+        ((9, 0), 256, 0.0, Kernel.CUDNN),
+        ((10, 0), 256, 0.0, Kernel.FLASH),
+        ((7, 0), 60, 0.0, Kernel.MATH),
+    ],
+)
+def test_attention_by_the_width_of_heads(version, width, dropout, kernel):
+    query = torch.randn(1, 2, 8, width, dtype=torch.float16, requires_grad=True)
+    assert choose_kernel(find_capability(version), query, query, query, None, dropout, False, False) is kernel
+
+
+def test_grouped_heads_and_unequal_lengths():
+    query, key = torch.randn(1, 4, 8, 64).half(), torch.randn(1, 2, 8, 64).half()
+    assert choose_kernel(AMPERE, query, key, key, None, 0.0, False, True) is Kernel.FLASH
+    assert choose_kernel(AMPERE, query.float(), key.float(), key.float(), None, 0.0, False, True) is Kernel.MATH
+    longer = torch.randn(1, 4, 16, 64).half()
+    assert choose_kernel(AMPERE, query, longer, longer, None, 0.0, True, False) is Kernel.EFFICIENT
+
+
+def test_batch_norm_and_dropout():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5))
+    graph = targets(model, torch.randn(2, 3, 8, 8))
+    assert {"aten.cudnn_batch_norm.default", "aten.native_dropout.default"} <= names(graph)
+    assert [each.dtype for each in graph.storages if each.size_bytes == 2 * 4 * 6 * 6] == ["bool"]
+
+
+def test_dropout_in_place_keeps_what_a_cpu_keeps():
+    graph = targets(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5, inplace=True)), torch.randn(2, 4))
+    assert "aten.native_dropout.default" not in names(graph)
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_one_operator_with_a_reserve(layer):
+    graph = targets(layer(8, 16, num_layers=2, batch_first=True), torch.randn(4, 10, 8))
+    assert {"aten._cudnn_rnn.default", "aten._cudnn_rnn_backward.default"} <= names(graph)
+    assert any(each.dtype == "uint8" and each.size_bytes > 0 for each in graph.storages)
+
+
+def test_softmax_in_32_bits_makes_no_copy_of_its_input():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, values):
+            return torch.softmax(self.layer(values), -1, dtype=torch.float32).sum()
+
+    model, batch = Model().bfloat16(), torch.randn(4, 8).bfloat16()
+    assert "aten._to_copy.default" in names(targets(model, batch, None))
+    forward = [each.target for each in targets(model, batch).operations if each.phase == "forward"]
+    assert "aten._to_copy.default" not in forward
+
+
+def test_autocast_casts_by_the_lists_of_cuda():
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Softmax(-1))
+    here = targets(model, torch.randn(4, 8), None, autocast=torch.bfloat16)
+    there = targets(model, torch.randn(4, 8), autocast=torch.bfloat16)
+    made = [
+        next(each for each in graph.operations if each.target == "aten._softmax.default") for graph in (here, there)
+    ]
+    dtypes = [graph.storages[each.outputs[0]].dtype for graph, each in zip((here, there), made, strict=True)]
+    assert dtypes == ["bfloat16", "float32"]
+
+
+def test_other_threads_and_later_calls_are_not_touched():
+    query = torch.randn(1, 2, 8, 16)
+    expected = F.scaled_dot_product_attention(query, query, query)
+    seen = []
+    with operators_of(AMPERE):
+        thread = threading.Thread(target=lambda: seen.append(F.scaled_dot_product_attention(query, query, query)))
+        thread.start()
+        thread.join()
+    assert torch.equal(seen[0], expected)
+    assert torch.equal(F.scaled_dot_product_attention(query, query, query), expected)
+
+
+def test_every_capability_traces_a_step():
+    for each in CAPABILITIES:
+        assert targets(Attention().half(), torch.randn(2, 16, 64).half(), each).operations
+
+
+def test_an_unknown_capability_is_refused_by_name():
+    with pytest.raises(InvalidInput, match=r"3\.5 is not known"):
+        find_capability((3, 5))
+
+
+def test_an_estimate_for_a_device_is_of_its_operators():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 64))
+    estimate = memfit.estimate(model, torch.randn(8, 64), device="RTX 3090")
+    assert any(storage.dtype == "bool" for storage in estimate.graph.storages)

@@ -1,0 +1,51 @@
+"""Steps in loops that keep gradients."""
+
+import pytest
+import torch
+from torch import nn
+
+import memfit
+from memfit.errors import InvalidInput
+from memfit.ir import Kind
+
+WIDTH = 256
+
+
+def estimated(**options):
+    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)])
+    return memfit.estimate(model, torch.randn(2, WIDTH), measure=False, **options)
+
+
+def test_kept_gradients_live_beside_one_that_is_made():
+    plain, kept = estimated(), estimated(loop=memfit.Loop(gradients="kept"))
+    one = WIDTH * WIDTH * 4
+    assert plain.by_kind()[Kind.GRADIENT] == 4 * one
+    assert kept.by_kind()[Kind.GRADIENT] == 5 * one
+    assert kept.peak_bytes - plain.peak_bytes >= one // 2
+
+
+def test_they_are_there_before_the_step():
+    kept = estimated(loop=memfit.Loop(gradients="kept"))
+    assert kept.timeline.moments[0].by_kind[Kind.GRADIENT] == 4 * WIDTH * WIDTH * 4
+
+
+def test_the_measured_peak_is_the_predicted_one():
+    from memfit.measure.peak import measure_peak
+
+    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)])
+    batch = torch.randn(2, WIDTH)
+    model(batch).sum().backward()
+
+    def step():
+        model(batch).sum().backward()
+
+    measured = measure_peak(step, resident=[model, [each.grad for each in model.parameters()], batch])
+    predicted = memfit.estimate(
+        model, batch, loss=lambda model, batch: model(batch).sum(), loop=memfit.Loop(gradients="kept")
+    )
+    assert abs(measured.peak_bytes - predicted.peak_bytes) <= 0.02 * predicted.peak_bytes
+
+
+def test_another_word_is_refused():
+    with pytest.raises(InvalidInput, match='"none" or "kept"'):
+        memfit.Loop(gradients="zero")
