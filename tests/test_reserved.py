@@ -64,6 +64,12 @@ def test_a_plan_for_cuda_knows_what_it_reserves_and_its_file_does_too(plan, tmp_
     assert Plan.load(path).reserved == plan.reserved
 
 
+def test_a_plan_for_cuda_is_of_the_operators_it_runs():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 64))
+    found = memfit.plan(model, torch.zeros(64, 64), budget=1.0, device="A100-40GB", time_limit=1.0, progress=False)
+    assert "aten.native_dropout.default" in {each.target for each in found.step.graph.operations}
+
+
 def small_device(monkeypatch, usable_bytes):
     """An A100 with less memory."""
     small = devices.dataclasses.replace(

@@ -10,13 +10,15 @@ from typing import Any
 from torch import fx, nn
 
 from memfit.capture.alternatives import extend
+from memfit.capture.cuda.capability import Capability
+from memfit.capture.cuda.operators import operators_of
 from memfit.capture.fuse import alternatives_in, stretches_in
 from memfit.capture.hooks import check_no_inner_hooks
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
 from memfit.collecting import collected_later
-from memfit.describe import device_of, granularity_bytes, is_fake, is_for_cuda
+from memfit.describe import capability_elsewhere, device_of, granularity_bytes, is_fake, is_for_cuda
 from memfit.execute.partition import unplanned_program
 from memfit.execute.timed_step import Limit
 from memfit.execute.timing import SeenTimes, own_times, own_times_of, step_times, with_estimates
@@ -24,6 +26,7 @@ from memfit.ir import Compute, Graph, LossMemory, Operation, OptimizerMemory, Pr
 from memfit.measure.allocations import Quiet, operator_costs, with_real_sizes, workspace_bytes
 from memfit.measure.available import available
 from memfit.measure.cost import CostCache, OperatorCost
+from memfit.measure.cuda_libraries import library_bytes
 from memfit.measure.devices import Device
 from memfit.measure.optimizer import OptimizerLike, optimizer_memory
 from memfit.measure.probe import device_name, measured_costs
@@ -132,12 +135,13 @@ def traced_for(model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: 
         "with_hooks": with_hooks,
         "channels_last": recipe.channels_last,
     }
-    with traced(model, sample, **options) as joint:
+    elsewhere = capability_elsewhere(model, recipe.device)
+    with operators_of(elsewhere), traced(model, sample, **options) as joint:
         starts = gradient_starts(recipe.loss, model, sample, joint)
         if not starts:
             yield joint
             return
-    with traced(model, sample, **options, starts=starts) as joint:
+    with operators_of(elsewhere), traced(model, sample, **options, starts=starts) as joint:
         yield joint
 
 
@@ -205,14 +209,15 @@ def prepare(
     quiet |= {each.name for each in stretched if not timed or each.target in put_off}  # not compiled yet
     room_bytes = _probing_room(model, plain.graph, memory, recipe, limit_bytes)
     costs = operator_costs(eager, device, recipe.progress, quiet, room_bytes=room_bytes) if measured else {}
-    sized, workspaces = _with_costs(eager, costs)
+    elsewhere = capability_elsewhere(model, recipe.device)
+    sized, workspaces = _with_costs(eager, costs, elsewhere)
     sized_plain, plain_workspaces = sized, workspaces
     is_rewritten = plain.is_rewritten_as(eager)
     if is_rewritten:
         plain_costs = (
             operator_costs(plain.graph, device, recipe.progress, quiet, room_bytes=room_bytes) if measured else {}
         )
-        sized_plain, plain_workspaces = _with_costs(plain.graph, plain_costs)
+        sized_plain, plain_workspaces = _with_costs(plain.graph, plain_costs, elsewhere)
     unplanned_step = simulate(
         sized_plain,
         identity_program(sized_plain),
@@ -499,8 +504,12 @@ class Traced:
         return [each.name for each in self.graph.operations] != [each.name for each in graph.operations]
 
 
-def _with_costs(graph: Graph, costs: Mapping[str, OperatorCost]) -> tuple[Graph, list[int]]:
-    """A graph with the sizes its operators were seen to make, and the workspace of each."""
+def _with_costs(
+    graph: Graph, costs: Mapping[str, OperatorCost], elsewhere: Capability | None
+) -> tuple[Graph, list[int]]:
+    """A graph with the sizes its operators were seen to make, and the workspace of each; elsewhere, by its rules."""
+    if elsewhere is not None:
+        return graph, [*library_bytes(graph, elsewhere.version).lowest, *[0] * len(graph.alternatives)]
     graph = with_real_sizes(graph, costs)
     return graph, [workspace_bytes(graph, each, costs) for each in (*graph.operations, *graph.alternatives)]
 

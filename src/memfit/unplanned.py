@@ -64,6 +64,7 @@ class UnplannedStep:
             granularity_bytes=self.granularity_bytes,
             library_bytes=sum(self._handles.values()),
         )
+        reserved = self._reserved(self.workspace_bytes) if self._is_for_cuda else None
         return Estimate(
             model=self.model,
             optimizer=self.optimizer,
@@ -74,8 +75,8 @@ class UnplannedStep:
             workspaces_measured=self.workspaces_measured,
             notes=self.notes,
             process_peak_bytes=self._process_peak_bytes() if process else None,
-            reserved=self._reserved(self.workspace_bytes) if self._is_for_cuda else None,
-            highest=self._highest(timeline),
+            reserved=reserved,
+            highest=None if reserved is None else self._highest(timeline, reserved),
         )
 
     @property
@@ -96,7 +97,7 @@ class UnplannedStep:
             capacity_bytes=self.capacity_bytes,
         )
 
-    def _highest(self, lowest: Timeline) -> UpperEnd | None:
+    def _highest(self, lowest: Timeline, least: ReservedMemory) -> UpperEnd | None:
         """Return what the step takes with the largest workspaces; None where these make no difference."""
         if self.libraries is None or self.libraries.highest == self.libraries.lowest:
             return None
@@ -111,8 +112,18 @@ class UnplannedStep:
         )
         return UpperEnd(
             peak_bytes=max(timeline.peak_bytes, lowest.peak_bytes),
-            reserved=self._reserved(workspaces),
+            reserved=self._at_most_capacity(self._reserved(workspaces), least),
             reason=CONVOLUTION_REASON,
+        )
+
+    def _at_most_capacity(self, most: ReservedMemory, least: ReservedMemory) -> ReservedMemory:
+        """Bound an upper end by the device where the lower end fits: torch takes smaller algorithms before it fails."""
+        if self.capacity_bytes is None or least.reserved_bytes > self.capacity_bytes:
+            return most
+        return dataclasses.replace(
+            most,
+            reserved_bytes=min(most.reserved_bytes, self.capacity_bytes),
+            best_reserved_bytes=min(most.best_reserved_bytes, self.capacity_bytes),
         )
 
     def _within_capacity(self, workspaces: Sequence[int], lowest: Timeline) -> list[int]:
