@@ -69,3 +69,18 @@ def test_what_is_written_in_place_keeps_its_layout() -> None:
 def test_draws_in_an_order_that_a_trace_loses_are_refused() -> None:
     with pytest.raises(CaptureError, match=r"rrelu of a tensor that is not contiguous .* call contiguous\(\)"):
         memfit.fit(Random(), torch.randn(4, 6, 16), None, progress=False)
+
+
+class Product(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Bilinear(16, 16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x, x.flip(-1))
+
+
+def test_what_casts_inside_under_autocast_is_refused() -> None:
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(CaptureError, match="bilinear under autocast casts"):
+        memfit.fit(Product(), torch.randn(4, 16), None, progress=False)
+    memfit.fit(Product(), torch.randn(4, 16), None, progress=False)

@@ -5,10 +5,10 @@ are compared bit for bit after each step; the measured peak with the budget and 
 peak of the plain step with its measured one.
 
 Note [Promises]
-    Bits are promised where no technique rounds and nothing was warned of, with three exceptions. Where the model is
+    Bits are promised where no technique rounds and nothing was warned of, with two exceptions. Where the model is
     called several times for one backward, autograd adds up all uses of a parameter one by one, and those of a captured
-    call at once. Where `fit` is not told of the loss, a gradient may come in another layout than its output has. And
-    lossy techniques are held to a tolerance in the first step alone: the next starts from other weights.
+    call at once. Where `fit` is not told of the loss, a gradient may come in another layout than its output has. Where
+    there is a tolerance, the first step is held to it alone: the next starts from other weights.
 """
 
 import dataclasses
@@ -23,7 +23,6 @@ from torch import nn
 
 import memfit
 from generated.build import Invalid, build
-from generated.draw import ROUNDING
 from generated.loops import Loss, autocast, has_own_loss, plain_step, sample_of, train
 from generated.specs import Spec
 from memfit.measure.peak import measure_peak
@@ -173,11 +172,10 @@ def _peak_bytes(spec: Spec, model: nn.Module) -> int:
 def _check_equal(spec: Spec, expected: list[Any], found: list[Any], *, rounded: bool) -> None:
     """See Note [Promises]."""
     techniques = {*spec.fit.allow, spec.fit.kernels}
-    lossy = techniques & {*ROUNDING}
     tolerance = max((_TOLERANCES[each] for each in techniques if each in _TOLERANCES), default=0.0)
     added_otherwise = spec.loop.forwards > 1 or not _knows_loss(spec)
     tolerance = max(tolerance, 0.05 if rounded else 0.0, 1e-5 if added_otherwise else 0.0)
-    steps = 1 if lossy else len(expected)
+    steps = 1 if tolerance else len(expected)
     for number, (one, other) in enumerate(zip(expected[:steps], found, strict=False)):
         scale = max((float(each.abs().max()) for each in _gradients(one)), default=0.0) if tolerance else 0.0
         for name in one.keys() | other.keys():

@@ -153,3 +153,10 @@ def assert_same_into_first(target: Any, first: torch.Tensor, *args: Any) -> None
     result = form(overwritten, *args)
     assert result.data_ptr() == overwritten.data_ptr()
     assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("number", [1.1283791670955126, 0.3, 3.7])
+def test_a_product_with_a_number_rounds_16_bit_values_once(number: float, dtype: torch.dtype) -> None:
+    values = torch.randn(72, 16).to(dtype)
+    assert torch.equal(in_place_form(aten.mul.Scalar)(values.clone(), number), aten.mul.Scalar(values, number))

@@ -14,6 +14,10 @@ Note [Ends of rows]
     like `sigmoid`. Parts of one tensor that are written over (gates of a GRU) have rows; the result of a functional
     form has none, it is one long row. Where rows are not whole multiples of what is computed at once, such a function
     is given rows with gaps between them.
+
+Note [Casts inside]
+    What `bilinear` runs calls other operators inside, which cast under autocast. A captured graph runs outside of it,
+    where they would not.
 """
 
 from typing import Any
@@ -28,6 +32,12 @@ _ROUNDED_BY_PLACE = {
     aten.tanh_.default: aten.tanh.default,
     aten.exp_.default: aten.exp.default,
 }
+
+
+def refuse_casts_inside(operator: Any) -> None:
+    """Refuse, under autocast, what a captured graph would compute in another precision, see Note [Casts inside]."""
+    if operator is aten._trilinear.default:
+        raise ValueError("bilinear under autocast casts inside, which a captured call would not; switch autocast off")
 
 
 def drawn(operator: Any, args: Any, kwargs: Any) -> Any:

@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memfit import _torch
-from memfit.capture.eager_calls import drawn, made_from_draws, written
+from memfit.capture.eager_calls import drawn, made_from_draws, refuse_casts_inside, written
 from memfit.tensors import tensors_in
 
 ANNOTATION = "memfit"
@@ -153,9 +153,10 @@ class KnownValues:
 class Recorder(TorchDispatchMode):
     """Marks the nodes of a trace and answers questions about known values."""
 
-    def __init__(self, modules: ModuleStack, ran: Callable[[FrameType], None]) -> None:
-        """`ran` is told which functions of the model's code run operators."""
+    def __init__(self, modules: ModuleStack, ran: Callable[[FrameType], None], *, casts: bool = False) -> None:
+        """`ran` is told which functions of the model's code run operators; `casts`: under autocast."""
         super().__init__()
+        self._casts = casts
         self._modules = modules
         self._ran = ran
         self.saw_autocast = False  # whether any operator ran inside an autocast region
@@ -183,6 +184,8 @@ class Recorder(TorchDispatchMode):
             if answer is not None:
                 return answer
         self.saw_autocast = self.saw_autocast or torch.is_autocast_enabled(_device_type(args))
+        if self._casts:
+            refuse_casts_inside(func)
         source, checkpoint = self._caller()
         mark = Mark(self._modules.innermost, source, _overwrites_first(func), checkpoint)
         with _torch.annotation({ANNOTATION: mark}):

@@ -73,4 +73,6 @@ _INTO_FIRST = {
     aten.elu_backward.default: _into_first(aten.elu_backward.grad_input, "grad_input"),
     aten.softplus_backward.default: _into_first(aten.softplus_backward.grad_input, "grad_input"),
     aten.hardsigmoid_backward.default: _into_first(aten.hardsigmoid_backward.grad_input, "grad_input"),
+    # `mul_.Scalar` rounds the number to 16 bits before it multiplies 16-bit values, `mul.Scalar` does not.
+    aten.mul.Scalar: aten.mul_.Tensor,
 }
