@@ -44,6 +44,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+import torch.distributed as dist
 
 _MARK = "memfit mark "
 _RELEASE = "memfit release "
@@ -198,6 +199,11 @@ class _Seen:
         return seen
 
 
+# The threads of a process group record, too, and go on for a moment after the work that was waited for; a profiler that
+# is stopped under them ends the process now and then.
+_BACKENDS_END_S = 0.05
+
+
 class _Segment:
     """One run of the profiler, from the moment it is made, see Note [Segments]."""
 
@@ -209,6 +215,8 @@ class _Segment:
 
     def stop(self) -> _Seen:
         """Return what was seen."""
+        if dist.is_available() and dist.is_initialized():
+            time.sleep(_BACKENDS_END_S)
         self._around.close()
         results: Any = self._profiler.kineto_results
         return _Seen.of(results.experimental_event_tree())
