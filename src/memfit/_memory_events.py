@@ -201,7 +201,7 @@ class _Seen:
 
 # The threads of a process group record, too, and go on for a moment after the work that was waited for; a profiler that
 # is stopped under them ends the process now and then.
-_BACKENDS_END_S = 0.05
+_BACKENDS_END_S = 0.2
 
 
 class _Segment:
