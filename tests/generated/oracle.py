@@ -174,7 +174,9 @@ def _check_equal(spec: Spec, expected: list[Any], found: list[Any], *, rounded: 
     techniques = {*spec.fit.allow, spec.fit.kernels}
     tolerance = max((_TOLERANCES[each] for each in techniques if each in _TOLERANCES), default=0.0)
     added_otherwise = spec.loop.forwards > 1 or not _knows_loss(spec)
-    tolerance = max(tolerance, 0.05 if rounded else 0.0, 1e-5 if added_otherwise else 0.0)
+    coarse = spec.loop.autocast or spec.model.dtype == "bfloat16"
+    sums = (0.05 if coarse else 1e-5) if added_otherwise else 0.0
+    tolerance = max(tolerance, 0.05 if rounded else 0.0, sums)
     steps = 1 if tolerance else len(expected)
     for number, (one, other) in enumerate(zip(expected[:steps], found, strict=False)):
         scale = max((float(each.abs().max()) for each in _gradients(one)), default=0.0) if tolerance else 0.0

@@ -122,6 +122,16 @@ def test_a_part_in_an_autocast_block():
     assert "autocast" in reason(inside)
 
 
+def test_a_part_called_twice_under_autocast_whose_parameters_are_cast_once():
+    def twice(part, batch):
+        return part(part(batch))
+
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "more than once under autocast" in reason(twice)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        assert [region.name for region in found(Around(mlp(), twice)).found] == ["part"]
+
+
 def test_results_that_no_gradient_reaches():
     class Two(nn.Module):
         def __init__(self):

@@ -269,12 +269,19 @@ def _refusals(module: nn.Module, calls: list[NotedCall]) -> Iterator[str]:
         yield "it runs without gradients, or again in the backward pass (by torch.utils.checkpoint)"
     if any(call.autocast != autocast_state() for call in calls):
         yield "it is called in an autocast block of the model"
+    if len(calls) > 1 and autocast_state() and torch.is_autocast_cache_enabled() and [*_cast(module)]:
+        yield "it is called more than once under autocast, which casts its parameters once"
     if any(call.overwritten for call in calls):
         yield "what it is given or returns is changed in place"
     if any(call.reached < call.returned for call in calls):
         yield "no gradient reaches some of what it returns"
     if len({kind_of_arguments(call.sample.args, dict(call.sample.kwargs)) for call in calls}) > 1:
         yield "it is called with arguments of different kinds in one step"
+
+
+def _cast(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Parameters that autocast casts, and keeps the casts of."""
+    return (each for each in module.parameters() if each.requires_grad and each.dtype is torch.float32)
 
 
 def _inexact(module: nn.Module, joint: Joint) -> Iterator[str]:
