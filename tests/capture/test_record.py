@@ -6,7 +6,9 @@ import pytest
 import torch
 from capturing import assert_computes_what_eager_computes, captured
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
+import memfit
 from memfit.errors import CaptureError
 
 
@@ -80,3 +82,20 @@ def test_a_known_value_may_be_asked_as_a_list() -> None:
 def test_a_known_value_that_is_too_big_is_not_computed() -> None:
     with pytest.raises(CaptureError):
         captured(Asking(lambda m, x: torch.zeros(2**20 + 1).sum() == 0), torch.randn(2, 4))
+
+
+class CheckpointedNorm(nn.Module):
+    """Eager updates the statistics in the forward pass, and again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.norm, self.before(x), use_reentrant=False)
+
+
+def test_a_checkpoint_that_writes_into_a_buffer_is_refused() -> None:
+    with pytest.raises(CaptureError, match="a checkpoint writes into a buffer"):
+        captured(CheckpointedNorm(), torch.randn(4, 8))
+    memfit.estimate(CheckpointedNorm(), torch.randn(4, 8))  # which runs nothing

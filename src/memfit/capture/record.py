@@ -62,6 +62,7 @@ class ModuleStack:
     """The path of the module whose forward is running."""
 
     def __init__(self, root: nn.Module) -> None:
+        self.root = root
         self._paths = {id(module): path for path, module in root.named_modules()}
         self._running: list[str] = []
         self._thread = threading.get_ident()  # hooks are global: other threads may run other models
@@ -153,10 +154,16 @@ class KnownValues:
 class Recorder(TorchDispatchMode):
     """Marks the nodes of a trace and answers questions about known values."""
 
-    def __init__(self, modules: ModuleStack, ran: Callable[[FrameType], None], *, casts: bool = False) -> None:
-        """`ran` is told which functions of the model's code run operators; `casts`: under autocast."""
+    def __init__(
+        self, modules: ModuleStack, ran: Callable[[FrameType], None], *, casts: bool = False, runs: bool = True
+    ) -> None:
+        """Store what is followed.
+
+        `ran` is told which functions of the model's code run operators. `casts`: under autocast. `runs`: the trace is to
+        run, so that it must do what the eager run does.
+        """
         super().__init__()
-        self._casts = casts
+        self._casts, self._runs = casts, runs
         self._modules = modules
         self._ran = ran
         self.saw_autocast = False  # whether any operator ran inside an autocast region
@@ -177,6 +184,14 @@ class Recorder(TorchDispatchMode):
         """Return whether a tensor depends on nothing but constants, see Note [Known values]."""
         return self._known.knows(tensor)
 
+    def _refuse_buffers(self, written: list[Any]) -> None:
+        """Refuse writes into buffers in a checkpoint, which the eager run does once more in its backward pass."""
+        if any(each is buffer for each in written for buffer in self._modules.root.buffers()):
+            raise ValueError(
+                "a checkpoint writes into a buffer, which the eager run does once more in the backward pass (a "
+                "BatchNorm then counts every batch twice)"
+            )
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
@@ -184,9 +199,11 @@ class Recorder(TorchDispatchMode):
             if answer is not None:
                 return answer
         self.saw_autocast = self.saw_autocast or torch.is_autocast_enabled(_device_type(args))
-        if self._casts:
+        if self._casts and self._runs:
             refuse_casts_inside(func)
         source, checkpoint = self._caller()
+        if checkpoint is not None and self._runs and func._schema.is_mutable:
+            self._refuse_buffers(_written(func, args))
         mark = Mark(self._modules.innermost, source, _overwrites_first(func), checkpoint)
         with _torch.annotation({ANNOTATION: mark}):
             result = _call(func, args, kwargs)
@@ -241,6 +258,11 @@ def _device_type(args: Any) -> str:
 def _overwrites_first(operator: Any) -> bool:
     arguments = operator._schema.arguments
     return bool(arguments) and arguments[0].is_write
+
+
+def _written(operator: Any, args: Any) -> list[Any]:
+    """Arguments that an operator writes into."""
+    return [arg for arg, described in zip(args, operator._schema.arguments, strict=False) if described.is_write]
 
 
 def draws(operator: Any) -> bool:

@@ -217,7 +217,7 @@ class _Subject(nn.Module):
         self.numbers.restore()
         self._snapshot.restore_attributes()  # the forward is traced more than once
         self.reads.restore()
-        recorder = Recorder(self.module_stack, self.reads.ran, casts=bool(self.autocast))
+        recorder = Recorder(self.module_stack, self.reads.ran, casts=bool(self.autocast), runs=self._runs)
         refused = refusing() if self._runs else contextlib.nullcontext()
         with self.module_stack.following(), _torch.eager_dispatch(), recorder, self.reads.following(), refused:
             buffers = _buffers_by_place(self.model)
