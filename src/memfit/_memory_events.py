@@ -31,6 +31,10 @@ Note [Released elsewhere]
     A collective on CPU copies its input on the calling thread. Whichever thread lets go of the copy last releases it,
     and the profiler does not see the thread of the backend. So an allocation inside a collective whose address is never
     released counts as released when the backend has done its work; any other, when its place is taken.
+
+Note [Threads of a backend]
+    A thread of gloo's tells whoever waits that its work is done before it tells the profiler. A profiler that is stopped
+    in between ends the process. So a recording ends when the threads of the backend have gone to sleep.
 """
 
 import contextlib
@@ -199,9 +203,10 @@ class _Seen:
         return seen
 
 
-# The threads of a process group record, too, and go on for a moment after the work that was waited for; a profiler that
-# is stopped under them ends the process now and then.
-_BACKENDS_END_S = 0.2
+# How long threads of a process group may take to end their work before the profiler is stopped nevertheless.
+_BACKENDS_END_S = 5.0
+_LOOK_AGAIN_S = 0.002
+_LOOKS = 3  # in a row in which all of them sleep: one asleep at one look may wait for a lock
 
 
 class _Segment:
@@ -216,10 +221,30 @@ class _Segment:
     def stop(self) -> _Seen:
         """Return what was seen."""
         if dist.is_available() and dist.is_initialized():
-            time.sleep(_BACKENDS_END_S)
+            _wait_for_backends()
         self._around.close()
         results: Any = self._profiler.kineto_results
         return _Seen.of(results.experimental_event_tree())
+
+
+def _wait_for_backends() -> None:
+    """Wait until all threads of gloo's sleep, see Note [Threads of a backend]."""
+    end_s = time.monotonic() + _BACKENDS_END_S
+    asleep = 0
+    while asleep < _LOOKS and time.monotonic() < end_s:
+        time.sleep(_LOOK_AGAIN_S)
+        asleep = asleep + 1 if all(state in "SI" for state in _backend_states()) else 0
+
+
+def _backend_states() -> list[str]:
+    """How the system sees every thread of gloo's: "S" sleeps, "R" runs or would like to."""
+    states = []
+    for task in Path("/proc/self/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
+            name, _, rest = task.read_text().partition("(")[2].rpartition(")")
+            if "gloo" in name:
+                states.append(rest.split()[0])
+    return states
 
 
 @contextlib.contextmanager

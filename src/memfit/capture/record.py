@@ -159,8 +159,8 @@ class Recorder(TorchDispatchMode):
     ) -> None:
         """Store what is followed.
 
-        `ran` is told which functions of the model's code run operators. `casts`: under autocast. `runs`: the trace is to
-        run, so that it must do what the eager run does.
+        `ran` is told which functions of the model's code run operators. `casts`: under autocast. `runs`: the trace is
+        to run, so that it must do what the eager run does.
         """
         super().__init__()
         self._casts, self._runs = casts, runs
