@@ -133,6 +133,7 @@ class StepPlanner:
         self._joint = joint
         self._sample = sample
         self.prepared = prepared
+        self._is_warm = False  # whether steps of this model ran just before
         self.planner = make_planner(model, prepared, recipe)
 
     def plan(self, recipe: Recipe) -> Plan:
@@ -239,9 +240,12 @@ class StepPlanner:
         if program is None:
             return False
         wait_until_quiet()
-        timed = with_step_times(self._model, self._joint, self._sample, self.prepared, recipe, program, limit)
+        timed = with_step_times(
+            self._model, self._joint, self._sample, self.prepared, recipe, program, limit, is_warm=self._is_warm
+        )
         if timed is self.prepared:
             return False
+        self._is_warm = True
         self._use(timed, recipe, solution)
         return True
 

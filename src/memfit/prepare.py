@@ -328,10 +328,13 @@ def with_step_times(
     recipe: Recipe,
     program: Program,
     limit_bytes: int | None = None,
+    *,
+    is_warm: bool = False,
 ) -> Prepared:
     """Run steps of a program and time its operators, inside the limit, see `execute/timed_step.py`.
 
-    Without a limit, the peak of the program is one. Where the memory is not there, nothing is run.
+    Without a limit, the peak of the program is one. Where the memory is not there, nothing is run. `is_warm` says that
+    steps of the model ran just before.
     """
     peak_bytes = prepared.peak_bytes(program)
     gradient_bytes = held_gradient_bytes(model)
@@ -345,7 +348,8 @@ def with_step_times(
         workspace_bytes=prepared.costs.workspace_bytes,
     )
     if not prepared.seen.covers(prepared.graph, program):
-        seen = step_times(joint.graph_module, prepared.graph, program, model, sample, limit=limit, like=prepared.like)
+        options: dict[str, Any] = {"limit": limit, "like": prepared.like, "is_warm": is_warm}
+        seen = step_times(joint.graph_module, prepared.graph, program, model, sample, **options)
         seen = prepared.seen.with_others(seen) if prepared.seen.times_us else seen
         seen.keep(CostCache(device_name(device_of(model))))
         prepared = _with_times(dataclasses.replace(prepared, seen=seen), recipe)

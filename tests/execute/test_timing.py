@@ -111,7 +111,7 @@ class FakeStep:
 @pytest.mark.parametrize(
     ("steps", "seconds", "extras"),
     [
-        (4, 0.0, [True]),
+        (4, 0.0, [True, True]),
         (1, 60.0, [True]),
         (2, 60.0, [True, True]),
         (4, 60.0, [True, False, False, True]),
@@ -131,12 +131,19 @@ def test_of_long_steps_two_that_agree_are_enough_and_all_have_extra_runs():
     assert [own[0, False] for own, _ in runs] == [[1.5 * second_us], [1.55 * second_us]]
 
 
-def test_extra_runs_of_the_first_step_count_where_no_other_has_some():
+def test_the_first_step_warms_up_and_what_runs_beside_it_counts_for_nothing():
     runs = timing._timed_steps(FakeStep(100.0, 90.0), 9, 0.0, with_extras=True)
+    assert runs == [({(0, False): [90.0]}, {(0, True): [45.0]})]
+
+
+def test_the_first_step_counts_where_steps_ran_just_before_or_take_very_long():
+    runs = timing._timed_steps(FakeStep(100.0, 90.0), 9, 0.0, with_extras=True, is_warm=True)
     assert runs == [({(0, False): [100.0]}, {(0, True): [50.0]})]
+    runs = timing._timed_steps(FakeStep(7e6, 6e6), 9, 0.0, with_extras=True)
+    assert runs == [({(0, False): [7e6]}, {(0, True): [3.5e6]})]
 
 
-@pytest.mark.parametrize(("seconds", "runs"), [(60.0, 3), (0.0, 1)])
+@pytest.mark.parametrize(("seconds", "runs"), [(60.0, 3), (0.0, 2)])
 def test_own_times_are_seen_in_steps_without_extra_runs(seconds, runs, monkeypatch):
     seen = []
     run = TimedStep.run

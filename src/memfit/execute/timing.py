@@ -14,6 +14,10 @@ Note [Not seen]
     A program runs every operation of the model at least once, but not every variant of it. What no step has run is
     estimated from its sizes, and the estimate is scaled by what others of its kind took beyond theirs. A plan that
     takes such a variant is run and timed in its turn.
+
+Note [Warm steps]
+    In the first step of a process memory is new, and libraries choose their algorithms. What runs beside it takes
+    several times as long as later, so nothing of it counts, unless a step takes very long or others ran before.
 """
 
 import dataclasses
@@ -37,6 +41,7 @@ from memfit.ops.registry import find_function
 from memfit.ops.stretch import Stretch
 
 _AGREE = 0.08  # of a step: so near each other are two that nothing disturbed
+_LONGEST_WARM_UP_S = 6.0  # steps that take longer are run once, and the first is believed
 _SLOW_STEP_S = 0.7  # then what an extra run leaves in the cache is little beside the step, and every step has them
 
 _MUCH = 0.3  # of what all forms take: so much in common tells how two runs compare
@@ -128,15 +133,16 @@ def step_times(
     time_limit_s: float = 1.5,
     like: Likenesses | None = None,
     with_extras: bool = True,
+    is_warm: bool = False,
 ) -> SeenTimes:
     """Run steps of a program of `graph` on `sample` and tell what every operation took, inside the limit.
 
-    `graph` is what the traced graph in `module` was lowered to, and that was not compiled yet. No step is begun after
-    the time limit, but one is run. Fused kernels in `like` are not run, see Note [Like others] in `ops/likeness.py`.
+    `graph` is what the traced graph in `module` was lowered to, and that was not compiled yet. The time limit may be
+    exceeded by one step, after one that warms up, unless `is_warm`: steps of the model ran just before. Fused kernels in `like` are not run, see Note [Like others] in `ops/likeness.py`.
     """
     left_out = _left_out(graph, like or {})
     step = TimedStep(module, graph, program, model, sample, limit=limit, left_out=left_out, with_extras=with_extras)
-    runs = _timed_steps(step, steps, time_limit_s, with_extras=with_extras)
+    runs = _timed_steps(step, steps, time_limit_s, with_extras=with_extras, is_warm=is_warm)
     operation = graph.operation
     return SeenTimes(
         times_us=_typical(graph, _undisturbed(runs)),
@@ -322,22 +328,27 @@ def _bytes(graph: Graph, operation: Operation) -> int:
     return sum(graph.storages[index].size_bytes for index in (*operation.inputs, *operation.outputs))
 
 
-def _timed_steps(step: TimedStep, steps: int, time_limit_s: float, *, with_extras: bool) -> list[tuple[Times, Times]]:
-    """Times of steps, and of the extra runs beside each.
+def _timed_steps(
+    step: TimedStep, steps: int, time_limit_s: float, *, with_extras: bool, is_warm: bool = False
+) -> list[tuple[Times, Times]]:
+    """Return times of steps, and of the extra runs beside each, see Note [Warm steps].
 
-    The first step warms up. Where steps are short, the extra runs have steps of their own, so that they disturb no
-    other; where they are long, all steps have them, and two that agree are enough.
+    Where steps are short, the extra runs have a step of their own, the last, so that they disturb no other; where they
+    are long, all steps have them, and two that agree are enough. The time limit ends steps in between, not that one.
     """
     start = time.perf_counter()
-    runs: list[tuple[Times, Times]] = []
     with step.running():
-        while not runs or (len(runs) < steps and time.perf_counter() < start + time_limit_s and not _agree(runs)):
-            has_extras = with_extras and (not runs or len(runs) == steps - 1 or _are_slow(runs))
-            runs.append(step.run(with_extras=has_extras))
-    later = runs[1:] or runs
-    if with_extras and not any(extra for _, extra in later):
-        later = [*later, ({}, runs[0][1])]
-    return later
+        runs = [step.run(with_extras=with_extras)]
+        is_slow = _are_slow(runs)
+        counts_first = is_warm or steps == 1 or _step_us(runs[0]) > _LONGEST_WARM_UP_S * 1e6
+        has_last = with_extras and not is_slow and not counts_first
+        while len(runs) < steps - has_last and time.perf_counter() < start + time_limit_s and not _agree(runs):
+            runs.append(step.run(with_extras=with_extras and is_slow))
+        if counts_first:
+            return runs
+        if has_last or len(runs) == 1:
+            runs.append(step.run(with_extras=with_extras))
+    return runs[1:]
 
 
 def _are_slow(runs: Sequence[tuple[Times, Times]]) -> bool:
