@@ -33,8 +33,8 @@ Note [Released elsewhere]
     released counts as released when the backend has done its work; any other, when its place is taken.
 
 Note [Threads of a backend]
-    A thread of gloo's tells whoever waits that its work is done before it tells the profiler. A profiler that is stopped
-    in between ends the process. So a recording ends when the threads of the backend have gone to sleep.
+    A thread of gloo's tells whoever waits that its work is done before it tells the profiler. A profiler that is
+    stopped in between ends the process. So a recording ends when the threads of the backend have gone to sleep.
 """
 
 import contextlib

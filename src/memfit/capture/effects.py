@@ -65,9 +65,9 @@ def _put(path: str, container: dict[Any, Any], before: tuple[Any, ...], found: "
     """Describe what was put into a dictionary."""
     count = len(before) // 2
     earlier = dict(zip(before[:count], before[count:], strict=True))
-    if earlier.keys() - container.keys():
+    if earlier.keys() - dict.keys(container):
         raise ValueError(f"the forward takes something out of {path}, which a captured call would not do again")
-    for key, value in container.items():
+    for key, value in dict.items(container):
         if key not in earlier or earlier[key] is not value:
             if not isinstance(key, str | int):
                 raise ValueError(f"the forward puts something into {path} under a key that a call may not have again")

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from memfit.capture.held import values_in
 from memfit.capture.outputs import is_constant
 
 ANY_TENSOR = object()  # in a container: captured calls get parameters as they are, and others are not read but kept
@@ -126,7 +127,8 @@ class Guards:
 
 def elements_of(container: Any) -> tuple[Any, ...]:
     """Return the elements of a container; of a dictionary the keys, too."""
-    return (*container.keys(), *container.values()) if isinstance(container, dict) else tuple(container)
+    held = values_in(container)
+    return (*dict.keys(container), *held) if isinstance(container, dict) else held
 
 
 def _holds(filled: tuple[str, Any, tuple[Any, ...]]) -> bool:

@@ -29,14 +29,28 @@ _PYTHON = os.path.dirname(os.__file__) + os.sep
 def is_plain(value: Any) -> bool:
     """Return whether a value is a constant, or a container of them."""
     if isinstance(value, CONTAINERS):
-        elements = value.values() if isinstance(value, dict) else value
-        return len(value) <= MOST_ELEMENTS and all(map(is_plain, elements))
+        elements = values_in(value)
+        return len(elements) <= MOST_ELEMENTS and all(map(is_plain, elements))
     return is_constant(value) and not isinstance(value, type)
 
 
 def is_collected(value: Any) -> bool:
     """Return whether a value is a list of tensors and constants, as forwards append to."""
-    return isinstance(value, list) and all(isinstance(each, torch.Tensor) or is_constant(each) for each in value)
+    if not isinstance(value, list):
+        return False
+    return all(isinstance(each, torch.Tensor) or is_constant(each) for each in values_in(value))
+
+
+def values_in(container: Any) -> tuple[Any, ...]:
+    """Return what a container holds; of a dictionary the values.
+
+    A class of somebody's own may make its elements when it is asked for them (transformers' tables of models import
+    every model), so only what really lies in it is looked at.
+    """
+    if isinstance(container, dict):
+        return tuple(dict.values(container))
+    kind: Any = next(each for each in CONTAINERS if isinstance(container, each))
+    return tuple(kind.__iter__(container))
 
 
 def is_object(value: Any) -> bool:

@@ -22,7 +22,7 @@ from torch.nn.modules import module as torch_module
 
 from memfit.capture.effects import Effect, Found, appended, assigned
 from memfit.capture.guards import Guards, Place, elements_of
-from memfit.capture.held import generator_state, is_own_class
+from memfit.capture.held import generator_state, is_own_class, values_in
 from memfit.capture.hooks import HOOKS_OF_ALL
 from memfit.capture.names import ENVIRONMENT, Names, check_no_writes, check_same_in_every_call
 from memfit.capture.notes import HOOKS, Notes
@@ -163,7 +163,7 @@ class Reads:
         if not isinstance(container, dict):
             return False
         earlier = {id(each) for each in before}
-        made = [each for each in container.values() if id(each) not in earlier]
+        made = [each for each in values_in(container) if id(each) not in earlier]
         tensors = [*before[len(before) // 2 :], *made]
         return bool(made) and all(isinstance(each, torch.Tensor) for each in tensors) and all(map(is_known, made))
 
@@ -269,7 +269,8 @@ def _refill(container: dict[Any, Any], content: tuple[Any, ...]) -> None:
     """Put back what was in a dictionary, if something else is there."""
     count = len(content) // 2
     before = dict(zip(content[:count], content[count:], strict=True))
-    if container.keys() != before.keys() or any(container[key] is not value for key, value in before.items()):
+    now = dict(dict.items(container))
+    if now.keys() != before.keys() or any(now[key] is not value for key, value in before.items()):
         container.clear()
         container.update(before)
 

@@ -138,7 +138,8 @@ def step_times(
     """Run steps of a program of `graph` on `sample` and tell what every operation took, inside the limit.
 
     `graph` is what the traced graph in `module` was lowered to, and that was not compiled yet. The time limit may be
-    exceeded by one step, after one that warms up, unless `is_warm`: steps of the model ran just before. Fused kernels in `like` are not run, see Note [Like others] in `ops/likeness.py`.
+    exceeded by one step, after one that warms up, unless `is_warm`: steps of the model ran just before. Fused kernels
+    in `like` are not run, see Note [Like others] in `ops/likeness.py`.
     """
     left_out = _left_out(graph, like or {})
     step = TimedStep(module, graph, program, model, sample, limit=limit, left_out=left_out, with_extras=with_extras)
