@@ -180,3 +180,30 @@ def test_without_a_loss_gradients_start_at_the_outputs() -> None:
     model.zero_grad(set_to_none=True)
     measured = measure_peak(step, resident=[model, x]).peak_bytes
     assert memfit.estimate(model, x).peak_bytes == pytest.approx(measured, rel=0.01)
+
+
+class Difference(nn.Module):
+    """A loss of two terms: `mse_loss` leaves its one number in a storage as big as the images."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(3, 16, 3, 2, 1)
+        self.up = nn.ConvTranspose2d(16, 3, 4, 2, 1)
+        self.in_place = in_place
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        codes = self.down(images)
+        loss = F.mse_loss(self.up(codes).sigmoid(), images)
+        return loss.sub_(codes.mean()) if self.in_place else loss - codes.mean()
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_small_result_is_not_written_over_a_big_storage(in_place: bool) -> None:
+    model, batch = Difference(in_place=in_place), torch.rand(4, 3, 32, 32)
+    memfit.fit(model, batch, "1GiB", remember=False)
+    plan = memfit.plan_of(model)
+    assert plan is not None
+    model(batch).backward()
+    model.zero_grad()
+    measured = measure_peak(lambda: model(batch).backward(), resident=[model, batch]).peak_bytes
+    assert measured == pytest.approx(plan.peak_bytes, abs=1024)

@@ -127,6 +127,17 @@ class Graph:
         count = len(self.operations)
         return self.operations[index] if index < count else self.alternatives[index - count]
 
+    def takes_over(self, operation: Operation) -> int | None:
+        """Return the storage that an operation may write its result over; None if they differ in size.
+
+        Some operators leave a small result in a big storage (`mse_loss` that of all terms). What is written over it
+        would keep that alive.
+        """
+        taken = operation.may_overwrite
+        if taken is None or self.storages[taken].size_bytes != self.storages[operation.outputs[0]].size_bytes:
+            return None
+        return taken
+
     def overwritable(self) -> frozenset[str]:
         """Operations and alternatives whose `may_overwrite` nobody reads later in the plain run, by name."""
         last_read = {index: place for place, each in enumerate(self.operations) for index in each.inputs}

@@ -9,7 +9,7 @@ from torch import fx, nn
 
 from memfit.capture.alternatives import extend
 from memfit.capture.lower import lower
-from memfit.capture.nodes import FORM_OF, REMAKES, is_alternative, is_backward
+from memfit.capture.nodes import FORM_OF, REMAKES, is_alternative
 from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
 from memfit.execute.attach import attach
@@ -18,7 +18,7 @@ from memfit.ir import Graph, Kind, Operation, Phase
 from memfit.measure.cost import CostCache
 from memfit.measure.probe import measured_costs
 from memfit.ops.calls import faithful_call
-from memfit.ops.lean import in_memory_order
+from memfit.ops.lean import in_memory_order, is_backward
 from memfit.ops.registry import LEAN_OPERATORS
 from memfit.tensors import tensors_in
 

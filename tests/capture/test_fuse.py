@@ -15,13 +15,13 @@ from memfit.capture import fuse as fuse_module
 from memfit.capture import runs as runs_module
 from memfit.capture.fuse import fuse, stretches_in
 from memfit.capture.lower import lower
-from memfit.capture.nodes import is_backward
 from memfit.capture.runs import find_runs
 from memfit.capture.sample import Sample
 from memfit.capture.stretches import cut_out, made_again, put_into
 from memfit.capture.trace import Joint, traced
 from memfit.ir import Phase
 from memfit.measure.peak import measure_peak
+from memfit.ops.lean import is_backward
 
 ALLOW = ("recompute", "lean", "inductor")
 

@@ -12,12 +12,12 @@ import memfit
 from memfit import layout, prepare
 from memfit.capture.layout import ChannelsLast
 from memfit.capture.lower import lower
-from memfit.capture.nodes import is_backward
 from memfit.capture.runs import is_fusible
 from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
 from memfit.ir import Graph
 from memfit.measure.peak import measure_peak
+from memfit.ops.lean import is_backward
 from memfit.prepare import traced_as_eager
 from memfit.recipe import Recipe, with_kernels, without_channels_last
 

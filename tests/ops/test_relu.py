@@ -1,7 +1,12 @@
+import copy
+
 import pytest
 import torch
 from tensors_to_pack import HALF, LAYOUTS, LENGTHS, assert_same_bits, with_special_values
+from torch import nn
 
+import memfit
+from memfit.ir import Phase
 from memfit.ops.bits import pack
 from memfit.ops.relu import (
     let_through,
@@ -81,3 +86,33 @@ def test_the_gradient_can_be_overwritten(layout: str) -> None:
         made = form(own, bits, *constants)
         assert made.data_ptr() == own.data_ptr()
         assert_same_bits(made, function(gradient, bits, *constants))
+
+
+class InstanceNormBlocks(nn.Module):
+    """Blocks as in nnU-Net: InstanceNorm ends in a view, LeakyReLU overwrites it, the backward pass views it anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(nn.Conv2d(width, 16, 3, padding=1) for width in (3, 16))
+        self.norms = nn.ModuleList(nn.InstanceNorm2d(16, affine=True) for _ in range(2))
+        self.act = nn.LeakyReLU(0.1, inplace=True)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        first = self.act(self.norms[0](self.convolutions[0](images)))
+        second = self.act(self.norms[1](self.convolutions[1](first)))
+        return (first + second).square().mean()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_bits_of_a_value_that_the_backward_pass_views_anew_are_packed_in_the_forward_pass() -> None:
+    images = torch.randn(2, 3, 24, 24)
+    plain = InstanceNormBlocks()
+    fitted = memfit.fit(copy.deepcopy(plain), images, "smallest", time_limit=0.5, remember=False)
+    plan = memfit.plan_of(fitted)
+    assert plan is not None
+    packed = [each for each in plan.step.graph.alternatives if each.technique == "relu"]
+    assert {each.phase for each in packed if each.target.endswith("pack_positive")} == {Phase.FORWARD}
+    for model in (plain, fitted):
+        model(images).backward()
+    for one, other in zip(plain.parameters(), fitted.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)

@@ -17,11 +17,11 @@ from torch.utils import _pytree as pytree
 from memfit import _torch
 from memfit.capture.fuse import fuse
 from memfit.capture.late_gradients import compute_gradients_late
-from memfit.capture.nodes import FORM_OF, INHERITED, REMAKES, TECHNIQUE, is_alternative, is_backward, tensors_of
+from memfit.capture.nodes import FORM_OF, INHERITED, REMAKES, TECHNIQUE, is_alternative, tensors_of
 from memfit.capture.rewrite import rewrite
 from memfit.capture.tie import tie
 from memfit.capture.trace import Joint
-from memfit.ops.lean import Alternative, LeanOperator, Site, first_piece_only
+from memfit.ops.lean import Alternative, LeanOperator, Site, first_piece_only, is_backward
 from memfit.ops.registry import chosen
 from memfit.tensors import storage_key
 
@@ -41,7 +41,7 @@ def extend(joint: Joint, techniques: Collection[str]) -> None:
     for site in _sites(graph):
         for operator in operators:
             for alternative in operator.alternatives(site):
-                with contextlib.suppress(_OtherLayout):
+                with contextlib.suppress(_LeftOut):
                     writer.add(operator, alternative)
 
 
@@ -74,8 +74,8 @@ def _described(graph: fx.Graph, kept: set[int]) -> Iterator[Site]:
             shown.add(key)
 
 
-class _OtherLayout(Exception):
-    """A call that lays out what it makes again in another way than the model's own: it is left out."""
+class _LeftOut(Exception):
+    """An alternative that does not do what it is for here."""
 
 
 class _Writer:
@@ -101,6 +101,8 @@ class _Writer:
         made = self._made(alternative, args)
         read = [arg for arg in pytree.tree_leaves(args) if isinstance(arg, fx.Node)]
         anchor = max((of, *read), key=self._places.__getitem__)
+        if alternative.form and is_backward(anchor):
+            raise _LeftOut(f"{of.name} is first seen in the backward pass, where a smaller form of it saves nothing")
         name = f"{of.name}_{alternative.form or alternative.function.__name__}"
         with self._graph.inserting_after(self._last.get(anchor, anchor)):
             node = self._graph.create_node("call_function", alternative.function, args, name=name)
@@ -145,7 +147,7 @@ class _Writer:
 def _check_layout(alternative: Alternative, made: Any) -> None:
     expected = alternative.of.meta["val"]
     if [_layout(each) for each in _flat(made)] != [_layout(each) for each in _flat(expected)]:
-        raise _OtherLayout(f"{alternative.function.__name__} makes another layout than {alternative.of.name} has")
+        raise _LeftOut(f"{alternative.function.__name__} makes another layout than {alternative.of.name} has")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ from memfit.capture.nodes import (
     TECHNIQUE,
     behind_views,
     is_alternative,
-    is_backward,
     is_random,
     shows,
     tensors_of,
@@ -37,7 +36,7 @@ from memfit.capture.nodes import (
 from memfit.capture.runs import Run, find_runs, is_fusible
 from memfit.capture.stretches import Piece, arranged, cut_out, made_again, put_into
 from memfit.capture.trace import Joint
-from memfit.ops.lean import is_worth_it, same_layout
+from memfit.ops.lean import is_backward, is_worth_it, same_layout
 from memfit.ops.stretch import STRETCH, Stretch, stretch_of
 
 _SCALES = {

@@ -9,8 +9,9 @@ Note [Late gradients]
 
 from torch import fx
 
-from memfit.capture.nodes import behind_views, is_backward, is_operator, is_random, is_view, shows, tensors_of
+from memfit.capture.nodes import behind_views, is_operator, is_random, is_view, shows, tensors_of
 from memfit.capture.trace import Joint
+from memfit.ops.lean import is_backward
 from memfit.tensors import storage_key
 
 _MUCH = 4  # times as big as what it is made of

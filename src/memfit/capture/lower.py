@@ -27,7 +27,6 @@ from memfit.capture.nodes import (
     arguments_of,
     autograd_node,
     is_alternative,
-    is_backward,
     is_operator,
     is_random,
     mark_of,
@@ -40,6 +39,7 @@ from memfit.ir import ACCUMULATE, Graph, Kind, Operation, Phase, Storage
 from memfit.measure import signature
 from memfit.ops import cross_entropy
 from memfit.ops.inplace import in_place_form
+from memfit.ops.lean import is_backward
 from memfit.ops.registry import name_of
 from memfit.ops.stretch import Stretch
 from memfit.tensors import storage_key

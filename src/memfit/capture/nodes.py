@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit.capture.record import ANNOTATION, Mark, draws
+from memfit.ops.lean import is_backward
 from memfit.tensors import storage_key, tensors_in
 
 TECHNIQUE = "memfit_technique"  # on alternatives: the lean operator they belong to
@@ -59,11 +60,6 @@ def is_operator(node: fx.Node) -> bool:
 def is_alternative(node: fx.Node) -> bool:
     """Whether a node is another way to get a value, see Note [Alternatives] in `ir.py`."""
     return TECHNIQUE in node.meta
-
-
-def is_backward(node: fx.Node) -> bool:
-    """Whether autograd made this node."""
-    return bool(node.meta.get("autograd_backward")) or node.meta.get("partitioner_tag") == "is_backward"
 
 
 def autograd_node(node: fx.Node) -> int | None:

@@ -21,7 +21,8 @@ import torch
 from torch import fx
 
 from memfit.capture.layout import lies_channels_last
-from memfit.capture.nodes import is_backward, is_operator, is_random, is_view, shows, tensors_of
+from memfit.capture.nodes import is_operator, is_random, is_view, shows, tensors_of
+from memfit.ops.lean import is_backward
 
 _SMALLEST_RUN_BYTES = 2**18  # of all it reads and makes; below that a kernel is not worth its compilation
 

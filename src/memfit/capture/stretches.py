@@ -15,9 +15,9 @@ from torch import fx
 from memfit import _torch
 from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.kept_graphs import keep_graph, kept_graph
-from memfit.capture.nodes import is_backward, shows
+from memfit.capture.nodes import shows
 from memfit.capture.runs import Run
-from memfit.ops.lean import is_worth_it, same_layout
+from memfit.ops.lean import is_backward, is_worth_it, same_layout
 from memfit.ops.stretch import digest_of
 
 _SMALL_PART = 1 / 16  # of what is made again: results below that are kept and read rather than made again

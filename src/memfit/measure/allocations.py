@@ -52,10 +52,12 @@ def with_real_sizes(graph: Graph, costs: Mapping[str, OperatorCost]) -> Graph:
     storages = list(graph.storages)
     for operation in graph.operations:
         cost = costs.get(operation.signature)
-        if cost is None or len(cost.output_bytes) != len(operation.outputs):
-            continue
-        for index, size_bytes in zip(operation.outputs, cost.output_bytes, strict=True):
-            storages[index] = dataclasses.replace(storages[index], size_bytes=size_bytes)
+        if cost is not None and len(cost.output_bytes) == len(operation.outputs):
+            for index, size_bytes in zip(operation.outputs, cost.output_bytes, strict=True):
+                storages[index] = dataclasses.replace(storages[index], size_bytes=size_bytes)
+        if operation.overwrites is not None:  # the result is in that storage, however big it is
+            size_bytes = storages[operation.overwrites].size_bytes
+            storages[operation.outputs[0]] = dataclasses.replace(storages[operation.outputs[0]], size_bytes=size_bytes)
     return dataclasses.replace(graph, storages=tuple(storages))
 
 

@@ -58,6 +58,11 @@ class LeanOperator:
     # by function: the form that puts its (first) result into its first argument
 
 
+def is_backward(node: fx.Node) -> bool:
+    """Return whether autograd made a node."""
+    return bool(node.meta.get("autograd_backward")) or node.meta.get("partitioner_tag") == "is_backward"
+
+
 def value_of(node: Any) -> torch.Tensor | None:
     """The tensor a node stands for, if it is one tensor."""
     value = node.meta.get("val") if isinstance(node, fx.Node) else None
@@ -76,6 +81,12 @@ def behind_views(node: Any) -> Any:
     while isinstance(node, fx.Node) and node.target in _REORDERING:
         node = node.args[0]
     return node
+
+
+def seen_forward(node: Any) -> Any:
+    """The node itself, or the one behind it if the backward pass made it as a view of a value of the forward pass."""
+    behind = behind_views(node)
+    return behind if isinstance(node, fx.Node) and is_backward(node) and not is_backward(behind) else node
 
 
 _REORDERING = {

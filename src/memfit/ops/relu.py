@@ -19,6 +19,7 @@ from memfit.ops.lean import (
     is_worth_it,
     pieces,
     same_layout,
+    seen_forward,
     value_of,
 )
 
@@ -100,11 +101,12 @@ def _alternatives(site: Site) -> Iterator[Alternative]:
     if rules is None or (site.node.target is aten.threshold_backward.default and not _is_of_relu(args)):
         return
     gradient, result = value_of(args[0]), value_of(site.node)
-    decisive = behind_detach(args[1])
-    value = value_of(decisive)
+    value = value_of(behind_detach(args[1]))
     if gradient is None or result is None or value is None or not same_layout(gradient, result, value):
         return
-    if is_worth_it(value):
+    decisive = seen_forward(behind_detach(args[1]))  # bits are in the order of memory, which views share
+    whole = value_of(decisive)
+    if is_worth_it(value) and whole is not None and is_worth_it(whole):
         packing, packing_constants, backward, backward_constants = rules(args)
         bits = Alternative(function=packing, args=(decisive, *packing_constants), of=decisive, form="bits")
         yield bits

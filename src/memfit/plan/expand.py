@@ -277,8 +277,9 @@ def program_of(problem: Problem, expansion: Expansion) -> Program:
             dying = [each for each in touched if each not in read_later and each not in lasting]
             if runs is expansion.backward and operation.phase is Phase.FORWARD:
                 dying += [each for each in operation.outputs if each in lasting]  # a second copy of an output
-            in_place = operation.may_overwrite in dying and operation.may_overwrite not in graph.tangents
-            reverse += [Free(each) for each in dying if not (in_place and each == operation.may_overwrite)]
+            taken = graph.takes_over(operation)
+            in_place = taken in dying and taken not in graph.tangents
+            reverse += [Free(each) for each in dying if not (in_place and each == taken)]
             reverse.append(Compute(way.operation, in_place))
             read_later.difference_update(operation.outputs)
             read_later.update(operation.inputs)

@@ -147,7 +147,8 @@ class Problem:
 
     def way(self, index: int) -> Way:
         operation = self.graph.operation(index)
-        overwrites = 0 if operation.may_overwrite is None else self.bit.get(operation.may_overwrite, 0)
+        taken = self.graph.takes_over(operation)
+        overwrites = 0 if taken is None else self.bit.get(taken, 0)
         in_place_us = self.costs.in_place_us[index]
         return Way(
             operation=index,
@@ -328,7 +329,7 @@ def _taken_for_certain(graph: Graph, decided: Container[int]) -> Iterator[tuple[
     place_of = {each.outputs: place for place, each in enumerate(graph.operations)}
     lasting = {*graph.resident, *graph.held, *graph.tangents}
     for index, each in _all_operations(graph):
-        taken = each.may_overwrite
+        taken = graph.takes_over(each)
         if each.phase is Phase.FORWARD or taken is None or taken in decided or taken in lasting:
             continue
         if last_read[taken] == place_of.get(each.outputs):
@@ -361,7 +362,7 @@ def _levels_without(
             for each in dict.fromkeys((*operation.inputs, *operation.outputs))
             if each not in decided and each not in lasting and last_read[each] == place
         ]
-        taken = operation.may_overwrite if operation.may_overwrite in dying else None
-        in_place_bytes = 0 if taken is None or taken in graph.tangents else size_of(taken)
+        taken = graph.takes_over(operation)
+        in_place_bytes = 0 if taken is None or taken not in dying or taken in graph.tangents else size_of(taken)
         yield before_bytes, live_bytes - in_place_bytes
         live_bytes -= sum(size_of(storage) for storage in dying)
