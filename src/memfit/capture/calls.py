@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from memfit.capture.autocast import Autocast, autocast_state
 from memfit.capture.outputs import take_apart
 from memfit.capture.rehearse import copied, nothing_remains, step
-from memfit.capture.sample import Sample
+from memfit.capture.sample import Sample, cut_off
 from memfit.capture.spilled import SavedTensors, SpillFile, is_plain, lasting_tensors
 
 
@@ -82,15 +81,6 @@ def _keeping_nothing(modules: Sequence[nn.Module]) -> Iterator[None]:
             del module.__dict__["forward"]
             if forward is not None:
                 module.__dict__["forward"] = forward
-
-
-def cut_off(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sample:
-    """The arguments of a call in the middle of a model, without the graph that led to them."""
-    return Sample(
-        *pytree.tree_map_only(
-            torch.Tensor, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), (args, kwargs)
-        )
-    )
 
 
 class _Notes:

@@ -22,6 +22,7 @@ from memfit.capture.diagnose import explain
 from memfit.capture.effects import Effect
 from memfit.capture.gradient_layouts import Starts, starting_in, take_out_copies
 from memfit.capture.guards import Guards
+from memfit.capture.hooks import hooks_left_out
 from memfit.capture.layout import ChannelsLast, lies_channels_last
 from memfit.capture.numbers import Numbers
 from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
@@ -103,6 +104,7 @@ def traced(
         raise InvalidInput(f'outputs is "all" or "loss", {outputs!r} was given')
     with _ONE_AT_A_TIME, contextlib.ExitStack() as stack:
         start = time.monotonic()
+        stack.enter_context(hooks_left_out(model))
         snapshot = Snapshot(model)
         stack.callback(snapshot.restore)
         subject = _Subject(model, snapshot, backward_from, with_hooks, outputs, channels_last, starts, runs)
