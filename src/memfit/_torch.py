@@ -60,6 +60,8 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
     The modes that see calls of torch's functions, but for the one that holds the default device.
 `compiled_node` and `explained_backward` rest on `_forward_cls` of the node behind a result
     Autograd calls its `backward`: the second puts a function around that of one compiled call.
+`before_backward` and `hooks_registered` rest on `RemovableHandle.next_id`
+    Counts the hooks that anybody registers: a prehook of a node counts once.
 `trace_rules` is `torch._dynamo`'s own
     Says whose code torch.compile leaves alone.
 `graph_module` rests on `_make_graph_module` and `_use_lazy_graph_module`
@@ -112,6 +114,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
+from torch.utils.hooks import RemovableHandle
 
 from memfit._compiler_start import instructions, start_compiler
 from memfit._kernel_batches import compile_the_rest, in_batches
@@ -125,6 +128,7 @@ __all__ = [
     "StorageWeakRef",
     "annotation",
     "attention_settings",
+    "before_backward",
     "below_autograd",
     "compile_graph",
     "compile_joint",
@@ -142,6 +146,7 @@ __all__ = [
     "function_modes",
     "functions_named",
     "graph_module",
+    "hooks_registered",
     "is_plain",
     "is_transformed",
     "keeps_graph",
@@ -210,6 +215,22 @@ def compiled_node(result: torch.Tensor) -> Any:
     while node is not None and "CompiledFunction" not in getattr(getattr(node, "_forward_cls", None), "__name__", ""):
         node = node.next_functions[0][0] if node.next_functions else None  # views of results have nodes of their own
     return node
+
+
+_hooks_of_memfit = 0
+
+
+def before_backward(node: Any, function: Callable[[tuple[torch.Tensor | None, ...]], None]) -> None:
+    """Call a function with the gradients that reach a node of autograd, by the thread that then runs it."""
+    global _hooks_of_memfit  # noqa: PLW0603  (torch counts in one place, too)
+    node.register_prehook(function)
+    _hooks_of_memfit += 1
+
+
+def hooks_registered() -> int:
+    """Count the hooks that others have registered so far: of modules, tensors and nodes."""
+    count: int = RemovableHandle.next_id
+    return count - _hooks_of_memfit
 
 
 def export_joint(

@@ -218,7 +218,6 @@ PATTERNS = [
         make=Parts,
         start=after_accumulation,
         beside=lambda state: state.order,
-        fails="all gradients arrive together, in another order",
     ),
     Pattern(name="parameters updated in the backward pass by hooks", make=Parts, start=update_in_backward),
     changing_clip("a tensor hook in the forward that reads a global, changed", HooksInside),

@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -55,6 +55,7 @@ class Joint:
     effects: tuple[Effect, ...] = ()  # what it leaves behind
     numbers: Numbers = dataclasses.field(default_factory=Numbers)  # that calls take anew
     starts: Starts = ()  # layouts of the gradients of outputs, where they are not those of the outputs
+    arrivals: tuple[int, ...] = ()  # states and arguments, by place, in the order in which they get their gradients
     seconds: float = 0.0  # that tracing took
 
     @property
@@ -175,6 +176,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         effects=subject.effects,
         numbers=subject.numbers,
         starts=subject.starts,
+        arrivals=tuple(subject.arrivals),
     )
 
 
@@ -213,12 +215,14 @@ class _Subject(nn.Module):
         self._generator = torch.get_rng_state()
         self._contents: list[tuple[str, tuple[Any, ...]]] = []  # after the forward
         self.effects: tuple[Effect, ...] = ()
+        self.arrivals: list[int] = []
         self.training = model.training
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         self.numbers.restore()
         self._snapshot.restore_attributes()  # the forward is traced more than once
         self.reads.restore()
+        self._note_arrivals([*_states(self.model), *pytree.tree_leaves((args, kwargs))])
         recorder = Recorder(self.module_stack, self.reads.ran, casts=bool(self.autocast), runs=self._runs)
         refused = refusing() if self._runs else contextlib.nullcontext()
         with self.module_stack.following(), _torch.eager_dispatch(), recorder, self.reads.following(), refused:
@@ -263,6 +267,13 @@ class _Subject(nn.Module):
         places = range(len(tensors))
         self.copied = tuple(place for place in places if laid_out[place] is not tensors[place])
         return tuple(each if index in self.differentiated else each.detach() for index, each in enumerate(laid_out))
+
+    def _note_arrivals(self, given: Sequence[Any]) -> None:
+        """Note which of the tensors a call is given get their gradients when, see `execute/gradient_order.py`."""
+        self.arrivals.clear()
+        for place, each in enumerate(given):
+            if isinstance(each, torch.Tensor) and each.requires_grad:
+                each.register_hook(lambda _, place=place: self.arrivals.append(place))
 
     def guards(self) -> Guards:
         """Return guards of all the forward has read; ValueError if a captured call cannot do as it does."""

@@ -38,7 +38,7 @@ class Arrivals:
         """Note what arrives in the backward pass behind an output."""
         node = _torch.compiled_node(output)
         if node is not None:
-            node.register_prehook(self._note)
+            _torch.before_backward(node, self._note)
 
     def _note(self, gradients: tuple[torch.Tensor | None, ...]) -> None:
         # Called right before the backward pass itself, by the same thread.

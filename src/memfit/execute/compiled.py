@@ -14,6 +14,7 @@ from memfit.collecting import collected_later
 from memfit.errors import ExecutionError
 from memfit.execute.arrivals import Arrivals
 from memfit.execute.codegen import OVERWRITES, generate
+from memfit.execute.gradient_order import GradientOrder
 from memfit.execute.partition import planned_partition, unplanned_program
 from memfit.execute.turns import without_double_turns
 from memfit.ir import Graph, Program
@@ -45,9 +46,14 @@ class CompiledCall:
         places = _torch.result_places(joint.export)
         self._arrivals = Arrivals(joint.differentiated, places.start) if len(joint.differentiated) > 1 else None
         self._is_explained = False
+        self._order = GradientOrder(joint)
         self._numbers = joint.numbers if joint.numbers.found else None
         with collected_later():
             self._run = _compile(joint, graph, program or unplanned_program(graph), self._arrivals, around_backward)
+
+    def look_again(self) -> None:
+        """Expect other parameters, with other hooks, at the next call."""
+        self._order.look_again()
 
     def __call__(self, states: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Any:
         """Run on the current parameters and buffers (`states`) and the call's arguments."""
@@ -56,7 +62,7 @@ class CompiledCall:
         if self._numbers is not None:
             values = self._numbers.taken()
             self._numbers.put(values)
-        tensors = list(self._run([*given]))
+        tensors = list(self._run(self._order.of(given)))
         if self._numbers is not None and torch.is_grad_enabled():
             _numbers_of_backward(self._numbers, values, tensors[self._differentiated[0]])
         if not self._is_explained and torch.is_grad_enabled():
@@ -77,7 +83,7 @@ def _numbers_of_backward(numbers: Numbers, values: list[float], output: torch.Te
     """Let the backward pass find the numbers of its own forward pass."""
     node = _torch.compiled_node(output)
     if node is not None:
-        node.register_prehook(lambda _: numbers.put(values))
+        _torch.before_backward(node, lambda _: numbers.put(values))
 
 
 def _explained(backward: Callable[..., Any]) -> Callable[..., Any]:
