@@ -60,6 +60,8 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
     The modes that see calls of torch's functions, but for the one that holds the default device.
 `compiled_node` and `explained_backward` rest on `_forward_cls` of the node behind a result
     Autograd calls its `backward`: the second puts a function around that of one compiled call.
+`sequence_number` rests on `_sequence_nr`
+    Nodes of autograd that were recorded later have a higher one, and run first.
 `before_backward` and `hooks_registered` rest on `RemovableHandle.next_id`
     Counts the hooks that anybody registers: a prehook of a node counts once.
 `trace_rules` is `torch._dynamo`'s own
@@ -156,6 +158,7 @@ __all__ = [
     "plain_function",
     "result_places",
     "saved_tensors_hooks",
+    "sequence_number",
     "split_joint",
     "tracing_flags",
 ]
@@ -217,12 +220,18 @@ def compiled_node(result: torch.Tensor) -> Any:
     return node
 
 
+def sequence_number(node: Any) -> int:
+    """Tell when a node of autograd was recorded."""
+    number: int = node._sequence_nr()
+    return number
+
+
 _hooks_of_memfit = 0
 
 
 def before_backward(node: Any, function: Callable[[tuple[torch.Tensor | None, ...]], None]) -> None:
     """Call a function with the gradients that reach a node of autograd, by the thread that then runs it."""
-    global _hooks_of_memfit  # noqa: PLW0603  (torch counts in one place, too)
+    global _hooks_of_memfit
     node.register_prehook(function)
     _hooks_of_memfit += 1
 

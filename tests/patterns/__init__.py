@@ -1,6 +1,6 @@
 """Usage patterns by theme. `python -m patterns` writes docs/drop-in.md from them."""
 
-from patterns import around, changed, corners, data, deep, draws, forwards, gradients, hooks, loops, weights
+from patterns import around, borders, changed, corners, data, deep, draws, forwards, gradients, hooks, loops, weights
 from patterns.pattern import Pattern
 
 THEMES: dict[str, list[Pattern]] = {
@@ -14,6 +14,7 @@ THEMES: dict[str, list[Pattern]] = {
     "Written, kept and looked at in the forward": forwards.PATTERNS,
     "Hooks": hooks.PATTERNS,
     "Around models and in them": around.PATTERNS,
+    "Planned part by part": borders.PATTERNS,
     "Corners": corners.PATTERNS,
 }
 PATTERNS = [pattern for each in THEMES.values() for pattern in each]

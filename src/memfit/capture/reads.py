@@ -22,7 +22,7 @@ from torch.nn.modules import module as torch_module
 
 from memfit.capture.effects import Effect, Found, appended, assigned
 from memfit.capture.guards import Guards, Place, elements_of
-from memfit.capture.held import generator_state, is_own_class
+from memfit.capture.held import generator_state, is_foreign, is_own_class
 from memfit.capture.hooks import HOOKS_OF_ALL
 from memfit.capture.names import ENVIRONMENT, Names, check_no_writes, check_same_in_every_call
 from memfit.capture.notes import HOOKS, Notes
@@ -105,6 +105,9 @@ class Reads:
             check_no_writes(code, around)
             check_same_in_every_call(code, around)
         self._names.note(list(self._codes.items()))
+        for code, around in self._names.named_by(self._codes).items():
+            if not is_foreign(code.co_filename):
+                check_same_in_every_call(code, around)
         while functions := self._notes.take_functions():
             self._names.note([(each.__code__, each.__globals__) for each in functions])
         hooks = [(name, getattr(torch_module, name)) for name in HOOKS_OF_ALL]
@@ -114,7 +117,8 @@ class Reads:
         keys = {(id(each.home), each.name) for each in followed}
         places = [each for key, each in self._notes.places.items() if key not in keys]
         containers = [*self._notes.compared(), *of_all]
-        return Guards(places, containers, self._forwards, followed, [*self._absent.values()])
+        objects = [(each.path, each.thing) for each in self._watched.values()]
+        return Guards(places, containers, self._forwards, followed, [*self._absent.values()], objects)
 
     def contents(self) -> list[tuple[str, tuple[Any, ...]]]:
         """Return what is in the containers that were read."""

@@ -23,13 +23,14 @@ from memfit.capture.effects import Effect
 from memfit.capture.gradient_layouts import Starts, starting_in, take_out_copies
 from memfit.capture.guards import Guards
 from memfit.capture.hooks import hooks_left_out
+from memfit.capture.late_reads import LateReads
 from memfit.capture.layout import ChannelsLast, lies_channels_last
 from memfit.capture.numbers import Numbers
 from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
 from memfit.capture.reads import Reads
 from memfit.capture.real_layouts import real_layouts
 from memfit.capture.record import ANNOTATION, ModuleStack, Recorder
-from memfit.capture.refusals import refusing
+from memfit.capture.refusals import Refusals, check_no_attributes, refusing
 from memfit.capture.sample import Sample, check_sample
 from memfit.capture.snapshot import Snapshot
 from memfit.collecting import collected_later
@@ -55,6 +56,8 @@ class Joint:
     effects: tuple[Effect, ...] = ()  # what it leaves behind
     numbers: Numbers = dataclasses.field(default_factory=Numbers)  # that calls take anew
     starts: Starts = ()  # layouts of the gradients of outputs, where they are not those of the outputs
+    state_names: tuple[str, ...] = ()  # of parameters, then of buffers, as calls are given them
+    late: LateReads = dataclasses.field(default_factory=LateReads)  # what runs in the backward pass reads
     arrivals: tuple[int, ...] = ()  # states and arguments, by place, in the order in which they get their gradients
     seconds: float = 0.0  # that tracing took
 
@@ -74,10 +77,21 @@ class Joint:
         return "ParamAOTInput" in self._changed_kinds
 
     @property
+    def changed_names(self) -> set[str]:
+        """The names of what the forward writes into."""
+        states = {each.target.removeprefix(f"{ROOT}.") for each in self._changed if hasattr(each, "target")}
+        return states | {self.input_names[each.idx] for each in self._changed if hasattr(each, "idx")}
+
+    @property
     def _changed_kinds(self) -> set[str]:
+        return {type(description).__name__ for description in self._changed}
+
+    @property
+    def _changed(self) -> list[Any]:
+        """Descriptions of what is given to the forward and written into."""
         results = self.graph_module.graph.output_node().meta["desc"]
         changed = [getattr(description, "mutated_input", None) for description in results]
-        return {type(description).__name__ for description in changed if description is not None}
+        return [description for description in changed if description is not None]
 
 
 @contextlib.contextmanager
@@ -176,7 +190,9 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         effects=subject.effects,
         numbers=subject.numbers,
         starts=subject.starts,
+        late=subject.late,
         arrivals=tuple(subject.arrivals),
+        state_names=tuple(_state_names(subject.model)),
     )
 
 
@@ -216,6 +232,8 @@ class _Subject(nn.Module):
         self._contents: list[tuple[str, tuple[Any, ...]]] = []  # after the forward
         self.effects: tuple[Effect, ...] = ()
         self.arrivals: list[int] = []
+        self.late = LateReads()
+        self._traces = 0
         self.training = model.training
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
@@ -224,8 +242,15 @@ class _Subject(nn.Module):
         self.reads.restore()
         self._note_arrivals([*_states(self.model), *pytree.tree_leaves((args, kwargs))])
         recorder = Recorder(self.module_stack, self.reads.ran, casts=bool(self.autocast), runs=self._runs)
-        refused = refusing() if self._runs else contextlib.nullcontext()
-        with self.module_stack.following(), _torch.eager_dispatch(), recorder, self.reads.following(), refused:
+        refusals = refusing(again=self._traces > 0) if self._runs else contextlib.nullcontext(Refusals())
+        self._traces += 1
+        with (
+            self.module_stack.following(),
+            _torch.eager_dispatch(),
+            recorder,
+            self.reads.following(),
+            refusals as refused,
+        ):
             buffers = _buffers_by_place(self.model)
             in_layout = ChannelsLast() if self._channels_last else contextlib.nullcontext()
             self.numbers.begin()
@@ -234,6 +259,9 @@ class _Subject(nn.Module):
             self.numbers.restore()
             _keep_buffers(self.model, buffers)
         given = [*_states(self.model), *pytree.tree_leaves((args, kwargs))]
+        if self._runs:
+            check_no_attributes(tensors_in(output))
+        self.late = LateReads.of(tensors_in(output), refused)
         effects, left = self._left_behind(recorder, given) if self._runs else ([], [])
         self._contents = self._read_contents()
         self.caches_casts = self.caches_casts and recorder.saw_autocast
@@ -366,6 +394,11 @@ def _as_fake_as(model: nn.Module, sample: Sample) -> Sample:
 
 def _fake(mode: _torch.FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     return tensor if isinstance(tensor, _torch.FakeTensor) else mode.from_tensor(tensor)
+
+
+def _state_names(model: nn.Module) -> list[str]:
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return [name for name, _ in named]
 
 
 def _states(model: nn.Module) -> list[torch.Tensor]:

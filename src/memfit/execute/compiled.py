@@ -8,6 +8,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit.capture.guards import Guards
 from memfit.capture.numbers import Numbers
 from memfit.capture.trace import Joint
 from memfit.collecting import collected_later
@@ -17,6 +18,7 @@ from memfit.execute.codegen import OVERWRITES, generate
 from memfit.execute.gradient_order import GradientOrder
 from memfit.execute.partition import planned_partition, unplanned_program
 from memfit.execute.turns import without_double_turns
+from memfit.execute.unchanged import read_again
 from memfit.ir import Graph, Program
 from memfit.ops.inplace import in_place_form
 from memfit.ops.stretch import Stretch, compile_all
@@ -44,12 +46,16 @@ class CompiledCall:
         self.guards = joint.guards
         self.changes_only_buffers = not joint.changes_arguments and not joint.changes_parameters
         places = _torch.result_places(joint.export)
-        self._arrivals = Arrivals(joint.differentiated, places.start) if len(joint.differentiated) > 1 else None
+        self._arrivals = Arrivals(joint, places.start) if len(joint.differentiated) > 1 else None
         self._is_explained = False
         self._order = GradientOrder(joint)
         self._numbers = joint.numbers if joint.numbers.found else None
+        late = joint.guards.among(joint.late.names)
+        self._read_late = None if late.is_empty() else late
         with collected_later():
-            self._run = _compile(joint, graph, program or unplanned_program(graph), self._arrivals, around_backward)
+            program = program or unplanned_program(graph)
+            self._unchanged = read_again(joint, graph, program)
+            self._run = _compile(joint, graph, program, self._arrivals, around_backward)
 
     def look_again(self) -> None:
         """Expect other parameters, with other hooks, at the next call."""
@@ -68,8 +74,12 @@ class CompiledCall:
         if not self._is_explained and torch.is_grad_enabled():
             _torch.explained_backward(tensors[self._differentiated[0]], _explained)
             self._is_explained = True
+        if self._read_late is not None and torch.is_grad_enabled():
+            _compare_before_backward(self._read_late, tensors[self._differentiated[0]])
         if self._arrivals is not None and torch.is_grad_enabled():
             self._arrivals.watch(tensors[self._differentiated[0]])
+        if self._unchanged is not None and torch.is_grad_enabled():
+            self._unchanged.watch(given, tensors[self._differentiated[0]])
         if self._guarded:
             start = tensors[self._differentiated[0]]
             for index in self._guarded:
@@ -77,6 +87,21 @@ class CompiledCall:
         for effect in self._effects:
             effect.apply(tensors, given)
         return self._template.rebuild(tensors, given)
+
+
+def _compare_before_backward(late: Guards, output: torch.Tensor) -> None:
+    """Refuse values that code of the backward pass reads and that have changed since, see `capture/late_reads.py`."""
+
+    def compare(_gradients: Any) -> None:
+        if not late.hold():
+            raise ExecutionError(
+                f"{late.change()} between forward and backward; a hook or a function of the backward pass reads it "
+                "then, and a captured call has the one of the forward pass: change it before the forward pass"
+            )
+
+    node = _torch.compiled_node(output)
+    if node is not None:
+        _torch.before_backward(node, compare)
 
 
 def _numbers_of_backward(numbers: Numbers, values: list[float], output: torch.Tensor) -> None:
