@@ -39,6 +39,8 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
     Inside a backward pass: whether its caller keeps the graph for another one.
 `current_node` rests on `_current_autograd_node`
     Inside a backward pass: the node of autograd that is running, whose `next_functions` follow its inputs.
+`backward_pass` rests on `_current_graph_task_id`
+    Inside a backward pass: its number.
 `default_store` rests on `distributed_c10d._get_default_store`
     What the ranks of a process group found each other by; words can be left in it without a collective.
 `plain_function` rests on `OpOverload._op`
@@ -130,6 +132,7 @@ __all__ = [
     "StorageWeakRef",
     "annotation",
     "attention_settings",
+    "backward_pass",
     "before_backward",
     "below_autograd",
     "compile_graph",
@@ -169,6 +172,7 @@ annotation = torch.fx.traceback.annotate
 below_autograd = torch._C._AutoDispatchBelowAutograd
 current_node = torch._C._current_autograd_node
 _transform_level = torch._C._functorch.maybe_current_level
+backward_pass = torch._C._current_graph_task_id
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 

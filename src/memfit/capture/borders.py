@@ -8,7 +8,7 @@ Note [Sums at the border]
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,6 +39,22 @@ def all_uses(outputs: Sequence[Edge]) -> Uses:
     for edge in outputs:
         uses[edge].append(math.inf)
     return uses
+
+
+def places_of_inner(outputs: Sequence[torch.Tensor]) -> list[int]:
+    """Return which outputs others are computed from."""
+    places = [place for place, each in enumerate(outputs) if each.requires_grad]
+    edges = edges_of(outputs)
+    uses = _uses(edges, set())
+    return [place for place, edge in zip(places, edges, strict=True) if edge in uses]
+
+
+def used_again(outputs: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    """Yield the names of those that are used several times behind outputs."""
+    uses = _uses(edges_of(outputs), set())
+    for name, each in named.items():
+        if any(len(uses.get(edge, ())) > 1 for edge in edges_of([each])):
+            yield name
 
 
 def are_added_otherwise(inside: Uses, everywhere: Uses) -> bool:

@@ -72,6 +72,12 @@ def _reason(error: Exception) -> tuple[str, str]:
         )
     if "fake mode" in str(error).lower() and isinstance(error, AssertionError):
         return "tensors of two without_weights() blocks meet", "build the model and the sample in one block"
+    if "modified by an inplace operation" in str(error):
+        return (
+            "a value is written over that the backward pass needs; a buffer that is given another tensor counts as "
+            "written over, too",
+            "let what needs it read a copy (buffer.clone()), or write after that",
+        )
     if "numpy" in str(error).lower():
         return (
             "the code computes with NumPy, which a trace cannot follow",

@@ -117,11 +117,12 @@ class Guards:
     def among(self, names: Collection[str]) -> "Guards":
         """Return guards of the values alone that have some names."""
         places = [each for each in self._places if each.name in names]
-        return Guards(places, [each for each in self._filled if each[0].rpartition(".")[2] in names])
+        filled = [each for each in self._filled if each[0].rpartition(".")[2] in names]
+        return Guards(places, filled, absent=[each for each in self._absent if each.name in names])
 
     def is_empty(self) -> bool:
         """Return whether no value is compared."""
-        return not (self._places or self._filled)
+        return not (self._places or self._filled or self._absent)
 
     def changed_numbers(self) -> list[Place]:
         """Return the numbers that are others now."""

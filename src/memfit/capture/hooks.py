@@ -48,9 +48,9 @@ def check_no_inner_hooks(model: nn.Module) -> None:
 def hooks_left_out(model: nn.Module, tensors: Sequence[torch.Tensor] = ()) -> Iterator[None]:
     """Let hooks of the user's do nothing for a while, see Note [Hooks run as often as in eager]."""
     registries = [*_of_modules(model), *_of_tensors([*model.parameters(), *tensors])]
-    before = [(each, dict(each)) for each in registries if any(map(_is_users, each.values()))]
+    before = [(each, dict(each)) for each in registries if any(map(is_of_the_user, each.values()))]
     for registry, hooks in before:
-        registry.update({key: _do_nothing for key, hook in hooks.items() if _is_users(hook)})
+        registry.update({key: _do_nothing for key, hook in hooks.items() if is_of_the_user(hook)})
     try:
         yield
     finally:
@@ -111,10 +111,11 @@ def _inner_hooks(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def _followed(hooks: dict[int, Any]) -> Iterator[Any]:
     """Yield the hooks of the user's own."""
-    return (_function_of(hook) for hook in hooks.values() if _is_users(hook))
+    return (_function_of(hook) for hook in hooks.values() if is_of_the_user(hook))
 
 
-def _is_users(hook: Any) -> bool:
+def is_of_the_user(hook: Any) -> bool:
+    """Return whether a hook is neither torch's nor memfit's."""
     function = _function_of(hook)
     module = getattr(function, "__module__", None) or type(function).__module__
     return not module.startswith(("torch.", "memfit."))

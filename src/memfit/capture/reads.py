@@ -244,6 +244,8 @@ class Reads:
                 f"the forward reads {watched.path_of(name)}, a generator of its own, which a captured call does not "
                 "draw from; draw from torch's own generator"
             )
+        for before in _homes_before(watched, type(instance), name):
+            self._absent[id(before), name] = Place(watched.path_of(name), before, name, None)
         home = _home_of(watched, type(instance), name, value)
         if home is not None:
             self._notes.note(watched.path_of(name), home, name, value)
@@ -256,6 +258,20 @@ class Reads:
         registries = [watched.before.get(each) for each in ("_parameters", "_buffers", "_modules")]
         if name not in watched.before and not any(name in each for each in registries if each is not None):
             self._absent[id(watched.home), name] = Place(watched.path_of(name), watched.home, name, None)
+
+
+def _homes_before(watched: _Watched, cls: type, name: str) -> list[Mapping[str, Any]]:
+    """Return where another value would be found before one that was read from a class of the user's."""
+    if name in watched.home or name.startswith("__"):
+        return []
+    homes: list[Mapping[str, Any]] = []
+    for each in cls.__mro__:
+        found = each.__dict__.get(name, _ABSENT)
+        if found is not _ABSENT:
+            is_first = hasattr(type(found), "__set__")  # a property, which comes before what an instance holds
+            return [*homes, *([] if is_first else [watched.home])] if is_own_class(each) else []
+        homes += [each.__dict__] if is_own_class(each) else []
+    return []
 
 
 def _home_of(watched: _Watched, cls: type, name: str, value: Any) -> Mapping[str, Any] | None:

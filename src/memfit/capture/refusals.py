@@ -13,7 +13,7 @@ import pathlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ class Refusals(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.hooks: list[CodeType] = []
+        self.hooks: list[Any] = []  # on values
         self.asks_for_none = False  # a function wants None where no gradient arrives
 
     def noting_none(self) -> Callable[[Any, bool], None]:
@@ -57,8 +57,8 @@ class Refusals(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _REASONS and not is_foreign(_caller().f_code.co_filename):
             refuse(_REASONS[func])
-        if func is torch.Tensor.register_hook and hasattr(args[-1], "__code__"):
-            self.hooks.append(args[-1].__code__)
+        if func is torch.Tensor.register_hook:
+            self.hooks += [*args[1:], *(kwargs or {}).values()]
         return func(*args, **(kwargs or {}))
 
 

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from memfit import _torch
 from memfit._memory_events import MemoryRecorder
 from memfit.capture.autocast import autocast, autocast_state
+from memfit.capture.borders import places_of_inner, used_again
 from memfit.capture.diagnose import explain
 from memfit.capture.effects import Effect
 from memfit.capture.gradient_layouts import Starts, starting_in, take_out_copies
@@ -57,6 +58,8 @@ class Joint:
     numbers: Numbers = dataclasses.field(default_factory=Numbers)  # that calls take anew
     starts: Starts = ()  # layouts of the gradients of outputs, where they are not those of the outputs
     state_names: tuple[str, ...] = ()  # of parameters, then of buffers, as calls are given them
+    used_again: str = ""  # a parameter that is used several times, if there is one
+    inner: tuple[int, ...] = ()  # outputs that others are computed from
     late: LateReads = dataclasses.field(default_factory=LateReads)  # what runs in the backward pass reads
     arrivals: tuple[int, ...] = ()  # states and arguments, by place, in the order in which they get their gradients
     seconds: float = 0.0  # that tracing took
@@ -191,6 +194,8 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         numbers=subject.numbers,
         starts=subject.starts,
         late=subject.late,
+        inner=subject.inner,
+        used_again=subject.used_again,
         arrivals=tuple(subject.arrivals),
         state_names=tuple(_state_names(subject.model)),
     )
@@ -233,6 +238,9 @@ class _Subject(nn.Module):
         self.effects: tuple[Effect, ...] = ()
         self.arrivals: list[int] = []
         self.late = LateReads()
+        self.inner: tuple[int, ...] = ()
+        self.used_again = ""
+        self._tied = _tied(model)
         self._traces = 0
         self.training = model.training
 
@@ -256,12 +264,12 @@ class _Subject(nn.Module):
             self.numbers.begin()
             with autocast(self.autocast), in_layout:
                 output = (self.model if self._with_hooks else self.model.forward)(*args, **kwargs)
+            self.late = LateReads.of(tensors_in(output), refused)
             self.numbers.restore()
             _keep_buffers(self.model, buffers)
         given = [*_states(self.model), *pytree.tree_leaves((args, kwargs))]
         if self._runs:
             check_no_attributes(tensors_in(output))
-        self.late = LateReads.of(tensors_in(output), refused)
         effects, left = self._left_behind(recorder, given) if self._runs else ([], [])
         self._contents = self._read_contents()
         self.caches_casts = self.caches_casts and recorder.saw_autocast
@@ -284,6 +292,8 @@ class _Subject(nn.Module):
         places = range(len(tensors), len(tensors) + len(left))
         self.differentiated += tuple(place for place, each in zip(places, left, strict=True) if each.requires_grad)
         tensors += left
+        self.inner = tuple(places_of_inner(tensors))
+        self.used_again = self._tied or next(used_again(tensors, dict(self.model.named_parameters())), "")
         self.numbers.follow()  # functions of the backward pass may read them, too
         self.undifferentiated = tuple(
             index for index, tensor in enumerate(tensors) if tensor.requires_grad and index not in self.differentiated
@@ -394,6 +404,13 @@ def _as_fake_as(model: nn.Module, sample: Sample) -> Sample:
 
 def _fake(mode: _torch.FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     return tensor if isinstance(tensor, _torch.FakeTensor) else mode.from_tensor(tensor)
+
+
+def _tied(model: nn.Module) -> str:
+    """Return the name of a parameter that is trained and has another name, too."""
+    names = {name for name, _ in model.named_parameters()}
+    others = model.named_parameters(remove_duplicate=False)
+    return next((name for name, each in others if name not in names and each.requires_grad), "")
 
 
 def _state_names(model: nn.Module) -> list[str]:

@@ -1,6 +1,6 @@
 """One captured call of a module, ready to run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,9 @@ from memfit.errors import ExecutionError
 from memfit.execute.arrivals import Arrivals
 from memfit.execute.codegen import OVERWRITES, generate
 from memfit.execute.gradient_order import GradientOrder
+from memfit.execute.inner_outputs import refuse_hooks
 from memfit.execute.partition import planned_partition, unplanned_program
+from memfit.execute.several_calls import SeveralCalls
 from memfit.execute.turns import without_double_turns
 from memfit.execute.unchanged import read_again
 from memfit.ir import Graph, Program
@@ -43,6 +45,8 @@ class CompiledCall:
         self._differentiated = joint.differentiated
         self._guarded = joint.undifferentiated
         self._effects = joint.effects
+        self._inner = joint.inner
+        self._several = SeveralCalls(joint.used_again) if joint.used_again else None
         self.guards = joint.guards
         self.changes_only_buffers = not joint.changes_arguments and not joint.changes_parameters
         places = _torch.result_places(joint.export)
@@ -50,6 +54,7 @@ class CompiledCall:
         self._is_explained = False
         self._order = GradientOrder(joint)
         self._numbers = joint.numbers if joint.numbers.found else None
+        self._late_names = joint.late.names
         late = joint.guards.among(joint.late.names)
         self._read_late = None if late.is_empty() else late
         with collected_later():
@@ -70,10 +75,14 @@ class CompiledCall:
             self._numbers.put(values)
         tensors = list(self._run(self._order.of(given)))
         if self._numbers is not None and torch.is_grad_enabled():
-            _numbers_of_backward(self._numbers, values, tensors[self._differentiated[0]])
+            _numbers_of_backward(self._numbers, values, tensors[self._differentiated[0]], late=self._late_names)
         if not self._is_explained and torch.is_grad_enabled():
             _torch.explained_backward(tensors[self._differentiated[0]], _explained)
             self._is_explained = True
+        if self._several is not None and torch.is_grad_enabled():
+            self._several.watch(tensors[self._differentiated[0]])
+        if self._inner and torch.is_grad_enabled():
+            refuse_hooks(tensors, self._inner)
         if self._read_late is not None and torch.is_grad_enabled():
             _compare_before_backward(self._read_late, tensors[self._differentiated[0]])
         if self._arrivals is not None and torch.is_grad_enabled():
@@ -94,21 +103,25 @@ def _compare_before_backward(late: Guards, output: torch.Tensor) -> None:
 
     def compare(_gradients: Any) -> None:
         if not late.hold():
-            raise ExecutionError(
-                f"{late.change()} between forward and backward; a hook or a function of the backward pass reads it "
-                "then, and a captured call has the one of the forward pass: change it before the forward pass"
-            )
+            raise ExecutionError(_READ_LATE.format(late.change()))
 
     node = _torch.compiled_node(output)
     if node is not None:
         _torch.before_backward(node, compare)
 
 
-def _numbers_of_backward(numbers: Numbers, values: list[float], output: torch.Tensor) -> None:
-    """Let the backward pass find the numbers of its own forward pass."""
+def _numbers_of_backward(numbers: Numbers, values: list[float], output: torch.Tensor, *, late: Collection[str]) -> None:
+    """Let the backward pass find the numbers of its own forward pass; those that are read `late` are to be the same."""
+
+    def put(_gradients: Any) -> None:
+        name = numbers.changed_since(values, late)
+        if name:
+            raise ExecutionError(_READ_LATE.format(f"{name} has changed"))
+        numbers.put(values)
+
     node = _torch.compiled_node(output)
     if node is not None:
-        _torch.before_backward(node, lambda _: numbers.put(values))
+        _torch.before_backward(node, put)
 
 
 def _explained(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -143,6 +156,10 @@ def _refused_again(_backward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+_READ_LATE = (
+    "{} between forward and backward; a hook or a function of the backward pass reads it then, and a captured call has "
+    "the one of the forward pass: change it before the forward pass"
+)
 _WRITTEN = "modified by an inplace operation"
 
 
