@@ -9,7 +9,8 @@ import torch
 import torch.utils.checkpoint
 
 from memfit import _torch
-from memfit.capture.record import in_library, short_line
+from memfit.capture.held import is_foreign
+from memfit.capture.record import short_line
 from memfit.errors import CaptureError, MemfitError, first_line
 
 _REENTRANT_CODE = torch.utils.checkpoint.CheckpointFunction.backward.__code__
@@ -46,7 +47,7 @@ def _failing_line(error: Exception) -> str:
     lines = [
         short_line(frame.filename, frame.lineno or 0)
         for frame in traceback.extract_tb(error.__traceback__)
-        if not in_library(frame.filename)
+        if not is_foreign(frame.filename)
     ]
     return lines[-1] if lines else ""
 
