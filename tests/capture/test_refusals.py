@@ -1,13 +1,16 @@
 """What a forward may not do while it is traced."""
 
 import builtins
+import logging
+import os.path
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
-from memfit.capture.refusals import refusing
+from memfit.capture.refusals import check_no_attributes, refusing
 
 
 def register(tensor: torch.Tensor) -> None:
@@ -27,6 +30,8 @@ def assign(tensor: torch.Tensor) -> None:
     ("act", "deed"),
     [
         (lambda tensor: print(tensor.shape), "prints"),
+        (lambda _: os.path.exists("here"), "looks at files"),
+        (lambda _: Path("here").is_file(), "looks at files"),
         (lambda tensor: tensor.grad, "reads .grad"),
         (assign, "puts another tensor into .data"),
         (lambda tensor: (tensor * 2).retain_grad(), "calls retain_grad"),
@@ -38,15 +43,47 @@ def assign(tensor: torch.Tensor) -> None:
 def test_it_is_refused_with_what_it_is(act: Callable[[torch.Tensor], object], deed: str) -> None:
     tensor = torch.ones(3, requires_grad=True)
     generator = torch.get_rng_state()
-    with pytest.raises(ValueError, match=f"the forward {deed}"), refusing():
+    with pytest.raises(ValueError, match=f"the forward {deed}"), refusing(again=False):
         act(tensor)
     torch.set_rng_state(generator)
     act(tensor)  # and allowed again
 
 
 def test_other_threads_print() -> None:
-    with refusing():
+    with refusing(again=False):
         thread = threading.Thread(target=print, args=("of another thread",))
         thread.start()
         thread.join()
     assert builtins.print is print
+
+
+def test_lines_are_refused_from_the_second_trace_on() -> None:
+    with refusing(again=False):
+        logging.getLogger(__name__).error("once")
+    with pytest.raises(ValueError, match=r"the forward logs a line \(.*test_refusals.py:"), refusing(again=True):
+        logging.getLogger(__name__).error("again")
+
+
+def test_hooks_and_functions_that_ask_for_none_are_noted() -> None:
+    tensor = torch.ones(3, requires_grad=True)
+
+    class AsksForNone(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, given):
+            ctx.set_materialize_grads(False)
+            return given * 2
+
+    with refusing(again=False) as seen:
+        tensor.register_hook(repr)
+        assert not seen.asks_for_none
+        AsksForNone.apply(tensor)
+    assert seen.hooks == [repr]
+    assert seen.asks_for_none
+
+
+def test_attributes_on_outputs_are_refused() -> None:
+    output = torch.ones(3)
+    check_no_attributes([output])
+    output.mark = 1
+    with pytest.raises(ValueError, match="puts the attribute 'mark' on a tensor that it returns"):
+        check_no_attributes([output])

@@ -1,0 +1,46 @@
+"""Which sums of gradients would be others if a part added those of its own uses first."""
+
+import pytest
+import torch
+
+from memfit.capture.borders import all_uses, are_added_otherwise, edges_of, places_of_inner, used_again, uses_inside
+
+
+def part(given: torch.Tensor) -> torch.Tensor:
+    return given.sin() + given.cos()
+
+
+def sums_differ(given: torch.Tensor, *, before: bool = False, after: bool = False, twice: bool = True) -> bool:
+    result = given.exp() if before else torch.zeros(3)
+    inside = part(given) if twice else given.sin()
+    uses = uses_inside(edges_of([inside]), edges_of([given]))
+    result = result + inside + (given.tan() if after else 0)
+    return are_added_otherwise(uses, all_uses(edges_of([result])))
+
+
+@pytest.mark.parametrize("is_leaf", [False, True])
+def test_later_uses_outside_of_what_is_used_twice_inside_count(is_leaf: bool) -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    given = leaf if is_leaf else leaf * 2
+    assert sums_differ(given, after=True)
+    assert not sums_differ(given)
+    assert not sums_differ(given, before=True)  # whose gradients come last anyway
+    assert not sums_differ(given, before=True, after=True, twice=False)
+
+
+def test_a_result_that_the_loss_uses_too_is_used_later() -> None:
+    given = torch.ones(3, requires_grad=True) * 2
+    inside = part(given)
+    uses = uses_inside(edges_of([inside]), edges_of([given]))
+    assert are_added_otherwise(uses, all_uses(edges_of([inside, given])))
+
+
+def test_what_is_used_several_times_is_named() -> None:
+    one, two = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    assert [*used_again([part(one) * two], {"one": one, "two": two})] == ["one"]
+
+
+def test_outputs_that_others_are_computed_from_are_inner() -> None:
+    feature = torch.ones(3, requires_grad=True) * 2
+    assert places_of_inner([feature.sin(), torch.ones(3), feature]) == [2]
+    assert places_of_inner([feature.sin(), feature.cos()]) == []
