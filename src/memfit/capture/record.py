@@ -45,7 +45,7 @@ _LIBRARY_FOLDERS = (
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
 )
 _CHECKPOINT_CODE = inspect.unwrap(torch.utils.checkpoint.checkpoint).__code__
-_TRACE_FILE = os.path.join(os.path.dirname(__file__), "trace.py")  # where the model's own frames end
+_CALLERS = tuple(os.path.join(os.path.dirname(__file__), name) for name in ("trace.py", "eager_step.py"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,6 +101,10 @@ class KnownValues:
     def __init__(self) -> None:
         self._values: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._spoiled: set[int] = set()  # storages overwritten with something unknown
+
+    def remember(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Take the value of a tensor for known."""
+        self._values[tensor] = value
 
     def answer(self, tensor: torch.Tensor) -> Any | None:
         value = self._lookup(tensor)
@@ -222,7 +226,7 @@ def model_frames() -> list[FrameType]:
     """What is running between here and the call of the model, innermost first."""
     frames = []
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != _TRACE_FILE:
+    while frame is not None and frame.f_code.co_filename not in _CALLERS:
         frames.append(frame)
         frame = frame.f_back
     return frames
