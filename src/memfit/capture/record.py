@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memfit import _torch
-from memfit.capture.eager_calls import drawn, made_from_draws, refuse_casts_inside, written
+from memfit.capture.eager_calls import drawn, made_from_draws, refuse_casts_inside, refuse_other_formulas, written
 from memfit.tensors import tensors_in
 
 ANNOTATION = "memfit"
@@ -205,6 +205,8 @@ class Recorder(TorchDispatchMode):
         self.saw_autocast = self.saw_autocast or torch.is_autocast_enabled(_device_type(args))
         if self._casts and self._runs:
             refuse_casts_inside(func)
+        if self._runs:
+            refuse_other_formulas(func, args)
         source, checkpoint = self._caller()
         if checkpoint is not None and self._runs and func._schema.is_mutable:
             self._refuse_buffers(_written(func, args))
