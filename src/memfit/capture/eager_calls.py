@@ -59,8 +59,7 @@ def refuse_other_formulas(operator: Any, args: Any) -> None:
 
 
 def refuse_casts_inside(operator: Any) -> None:
-    """Refuse, under autocast, what a captured graph would compute in another precision, see Note [Casts inside].
-    """
+    """Refuse, under autocast, what a captured graph would compute in another precision, see Note [Casts inside]."""
     if operator is aten._trilinear.default:
         raise ValueError("bilinear under autocast casts inside, which a captured call would not; switch autocast off")
 
