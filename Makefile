@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-torch check docs bench frontier multilevel families generated drop-in zoo transformer clean
+.PHONY: demo test test-torch check docs bench frontier multilevel families generated generated-tests drop-in zoo transformer clean
 
 demo: $(READY)  ## a model inside a hard limit that stops plain PyTorch, then ResNet-50 and GPT-2 in half of their activation memory; about two minutes
 	$(BIN)/memfit demo --force
@@ -44,6 +44,9 @@ families: $(READY)  ## a matrix of real architectures: captured, equal to eager,
 	$(BIN)/python -W ignore -m benchmarks.families
 
 N ?= 1000
+
+generated-tests: $(READY)  ## 200 random models, always the same ones; the fast tests have 60 others
+	$(BIN)/python -m pytest tests/generated -m slow -n 2
 
 generated: $(READY)  ## random models and loops, plain and fitted: make generated N=10000; goes on where it stood
 	cd tests && ../$(BIN)/python -W ignore -m generated $(N)

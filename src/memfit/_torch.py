@@ -41,6 +41,10 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
     Inside a backward pass: the node of autograd that is running, whose `next_functions` follow its inputs.
 `backward_pass` rests on `_current_graph_task_id`
     Inside a backward pass: its number.
+`node_number` rests on `torch._C._autograd._get_sequence_nr`
+    The number that the next node of autograd gets; nodes have it as `_sequence_nr`.
+`with_states` rests on `torch.nn.utils.stateless._reparametrize_module`
+    Other tensors in the place of a model's parameters and buffers, also where two names have one.
 `default_store` rests on `distributed_c10d._get_default_store`
     What the ranks of a process group found each other by; words can be left in it without a collective.
 `plain_function` rests on `OpOverload._op`
@@ -115,6 +119,7 @@ from torch._subclasses.fake_tensor import (
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
@@ -158,19 +163,22 @@ __all__ = [
     "keywords_of",
     "layout_check",
     "no_modes",
+    "node_number",
     "plain_function",
     "result_places",
     "saved_tensors_hooks",
     "sequence_number",
     "split_joint",
     "tracing_flags",
+    "with_states",
 ]
 
 trace_rules.add("memfit")  # who compiles around a fitted model does not compile memfit
 
 annotation = torch.fx.traceback.annotate
 below_autograd = torch._C._AutoDispatchBelowAutograd
-current_node = torch._C._current_autograd_node
+current_node: Callable[[], Any] = torch._C._current_autograd_node
+node_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
 _transform_level = torch._C._functorch.maybe_current_level
 backward_pass = torch._C._current_graph_task_id
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
@@ -252,6 +260,12 @@ def export_joint(
     """Trace forward and backward of a module into one graph with static shapes."""
     with _use_lazy_graph_module(True):
         return aot_export_joint_with_descriptors(stack, module, args, kwargs, ignore_shape_env=True)
+
+
+def with_states(module: nn.Module, states: dict[str, torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+    """Put tensors in the place of a module's parameters and buffers, all places of one of them, for a while."""
+    swapped: contextlib.AbstractContextManager[Any] = _reparametrize_module(module, states, tie_weights=True)
+    return swapped
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from memfit.capture.cuda.operators import operators_of
+from memfit.capture.eager_step import eager_step
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
@@ -166,7 +167,7 @@ def unplanned_step(
     given = Sample.of(sample) if loss is None else Sample((sample,))
     elsewhere = capability_elsewhere(model, target)
     with removed(model), operators_of(elsewhere):
-        graph = _captured_graph(model, sample, loss, backward_from)
+        graph, program = _eager_step(model, sample, loss, backward_from)
     needs = step_optimizer_memory(optimizer, model, graph, target)
     if measure is None:
         measure = target is None and may_be_probed(model, given, graph)
@@ -174,7 +175,7 @@ def unplanned_step(
     graph = with_real_sizes(graph, costs)
     libraries = None if elsewhere is None or measure else library_bytes(graph, elsewhere.version)
     measured = tuple(workspace_bytes(graph, operation, costs) for operation in graph.operations)
-    graph, program = (loop or Loop()).around(graph, identity_program(graph))
+    graph, program = (loop or Loop()).around(graph, program)
     return UnplannedStep(
         graph=graph,
         program=program,
@@ -192,12 +193,17 @@ def unplanned_step(
     )
 
 
-def _captured_graph(model: nn.Module, sample: Any, loss: Loss | None, backward_from: str) -> Graph:
+def _eager_step(model: nn.Module, sample: Any, loss: Loss | None, backward_from: str) -> tuple[Graph, Program]:
+    """Return a step as eager runs it, from a trace where it cannot be run without values."""
     subject = model if loss is None else WithLoss(model, loss)
     example = Sample.of(sample) if loss is None else Sample((sample,))
-    with traced(subject, example, backward_from=backward_from, runs=False) as joint:
-        graph = lower(joint)
-    return graph if loss is None else without_prefix(graph, "model")
+    found = eager_step(subject, example, backward_from=backward_from)
+    if found is None:
+        with traced(subject, example, backward_from=backward_from, runs=False) as joint:
+            graph = lower(joint)
+        found = graph, identity_program(graph)
+    graph, program = found
+    return (graph if loss is None else without_prefix(graph, "model")), program
 
 
 def parameter_counts(model: nn.Module) -> tuple[ParameterCount, ...]:

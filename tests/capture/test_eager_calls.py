@@ -1,6 +1,7 @@
 """Traces keep layouts, draws and roundings of what the eager run writes in place."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -84,3 +85,48 @@ def test_what_casts_inside_under_autocast_is_refused() -> None:
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(CaptureError, match="bilinear under autocast casts"):
         memfit.fit(Product(), torch.randn(4, 16), None, progress=False)
     memfit.fit(Product(), torch.randn(4, 16), None, progress=False)
+
+
+class Scaled(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.scale, self.function = nn.Parameter(torch.ones(9)), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x * self.scale)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.t().t_(),
+        lambda x: x.unsqueeze(0).transpose(1, 2).squeeze_(0),
+        lambda x: torch.stft(x.flatten(), 16, window=torch.ones(16), return_complex=True).abs(),
+    ],
+    ids=["t_", "squeeze_", "stft"],
+)
+def test_what_is_seen_otherwise_in_place_is_not_written(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    eager, batch = Scaled(function), torch.randn(16, 9)
+    fitted = memfit.fit(copy.deepcopy(eager), batch, remember=False, progress=False)
+    assert torch.equal(eager(batch), fitted(batch))
+    assert all(map(torch.equal, gradients(fitted, batch), gradients(eager, batch)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.prod(-1),
+        lambda x: torch.linalg.qr(x)[0],
+        lambda x: torch.linalg.cholesky(x.t() @ x + torch.eye(9)),
+        lambda x: torch.linalg.eigvalsh(x.t() @ x),
+    ],
+    ids=["prod", "qr", "cholesky", "eigvalsh"],
+)
+def test_formulas_that_do_otherwise_in_a_trace_are_refused(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with pytest.raises(CaptureError, match="computed otherwise in a trace"):
+        memfit.fit(Scaled(function), torch.randn(16, 9), remember=False, progress=False)
+
+
+def test_what_is_not_differentiated_is_not_refused() -> None:
+    batch = torch.randn(16, 9)
+    memfit.fit(Scaled(lambda x: x * x.detach().prod(-1, keepdim=True)), batch, remember=False, progress=False)

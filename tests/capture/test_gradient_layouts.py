@@ -107,3 +107,38 @@ def test_axes_are_told_from_the_widest_stride_on() -> None:
     assert axes_of(torch.empty(1).expand(2, 3)) == ()
     assert axes_of(torch.empty(2, 1).expand(2, 3)) is None
     assert axes_of(torch.empty(4, 6)[:, :3]) is None
+
+
+class Windows(nn.Module):
+    """Its output has elements that lie over each other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(9))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.scale).unfold(1, 3, 1)
+
+
+@pytest.mark.parametrize("budget", [None, "smallest"])
+@pytest.mark.parametrize("told", [False, True], ids=["no loss", "loss"])
+def test_the_gradient_of_an_output_that_overlaps_itself_is_that_of_eager(budget, told) -> None:
+    weights = torch.randn(4, 7, 3)
+
+    def weighted(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        return (model(batch) * weights).sum()
+
+    eager, batch = Windows(), torch.randn(4, 9)
+    fitted = memfit.fit(
+        copy.deepcopy(eager),
+        batch,
+        budget,
+        loss=weighted if told else None,
+        time_limit=0.2,
+        remember=False,
+        progress=False,
+    )
+    for model in (eager, fitted):
+        weighted(model, batch).backward()
+    assert torch.equal(eager.scale.grad, fitted.scale.grad)
+    assert eager(batch).stride() == fitted(batch).stride()

@@ -69,8 +69,14 @@ def autocast(spec: Spec) -> contextlib.AbstractContextManager[Any]:
 
 
 def plain_step(spec: Spec, model: nn.Module, batch: Batch) -> None:
-    """One forward and one backward: what a budget is for."""
-    Loss(spec)(model, batch).backward()
+    """One forward and one backward: what a budget is for. What a model returns beside its loss is held meanwhile."""
+    if not has_own_loss(spec):
+        Loss(spec)(model, batch).backward()
+        return
+    args, kwargs = batch
+    with autocast(spec):
+        output = model(*args, **kwargs)
+    (output["loss"] if isinstance(output, dict) else output).backward()
 
 
 def train(spec: Spec, model: nn.Module) -> Iterator[dict[str, torch.Tensor | None]]:

@@ -15,6 +15,10 @@ Note [Ends of rows]
     form has none, it is one long row. Where rows are not whole multiples of what is computed at once, such a function
     is given rows with gaps between them.
 
+Note [Formulas of subclasses]
+    Some backward formulas do otherwise where tensors are of a subclass, as those of a trace are: `prod` looks for
+    zeros, and divides where there are none, factorizations multiply in another order. The last bits are others then.
+
 Note [Casts inside]
     What `bilinear` runs calls other operators inside, which cast under autocast. A captured graph runs outside of it,
     where they would not.
@@ -32,6 +36,26 @@ _ROUNDED_BY_PLACE = {
     aten.tanh_.default: aten.tanh.default,
     aten.exp_.default: aten.exp.default,
 }
+
+
+_OTHER_FORMULAS = {
+    aten.cholesky_inverse.default: "cholesky_inverse",
+    aten.linalg_cholesky_ex.default: "cholesky",
+    aten._linalg_eigh.default: "eigh",
+    aten.linalg_lu_factor_ex.default: "lu_factor",
+    aten.linalg_qr.default: "qr",
+    aten.prod.dim_int: "prod",
+    aten.prod.default: "prod",
+}
+
+
+def refuse_other_formulas(operator: Any, args: Any) -> None:
+    """Refuse what is differentiated with other bits in a trace, see Note [Formulas of subclasses]."""
+    if operator in _OTHER_FORMULAS and torch.is_grad_enabled() and args[0].requires_grad:
+        raise ValueError(
+            f"the gradient of {_OTHER_FORMULAS[operator]} is computed otherwise in a trace, with other last bits; "
+            "leave that part out of the module that is captured"
+        )
 
 
 def refuse_casts_inside(operator: Any) -> None:
@@ -70,7 +94,7 @@ def _refuse_rrelu(operator: Any) -> None:
 def written(operator: Any, args: Any, kwargs: Any) -> Any:
     """Write over the first argument, see Note [Written in place] and Note [Ends of rows]."""
     tensor = args[0]
-    if not isinstance(tensor, torch.Tensor):  # a list of them
+    if not isinstance(tensor, torch.Tensor) or torch.Tag.inplace_view in operator.tags:  # a list of them; `squeeze_`
         return operator(*args, **kwargs)
     if operator in _ROUNDED_BY_PLACE and _has_gaps(tensor):
         result = _in_rows(_ROUNDED_BY_PLACE[operator], tensor)

@@ -6,9 +6,11 @@ Note [Gradients of outputs]
     captured backward pass begins, and sums over it add up in another order than the eager run's. So where a loss is
     known, its gradients are looked at, and such an output is traced through a copy of that layout, which its gradient
     passes as it is. The copy itself is taken out of the graph: the output stays what the model made. The gradient of a
-    sum is one number, expanded; it is copied all the same, and one number of it is expanded again.
+    sum is one number, expanded; it is copied all the same, and one number of it is expanded again. An output whose
+    elements lie over each other (`unfold`) cannot have its gradient laid out so: that is contiguous.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,12 +38,21 @@ def axes_of(tensor: torch.Tensor) -> Axes | None:
 def starting_in(tensor: torch.Tensor, axes: Axes | None) -> torch.Tensor:
     """A tensor as a trace is to return it, so that its gradient comes in this layout."""
     own = axes_of(tensor)
+    if _overlaps(tensor):
+        contiguous: torch.Tensor = _Copy.apply(tensor, tuple(range(tensor.dim())))
+        return contiguous
     if axes is None or not own or len(axes) not in (0, tensor.dim()):
         return tensor
     if axes and tensor.permute(axes).is_contiguous():
         return tensor
     laid_out: torch.Tensor = _Copy.apply(tensor, axes) if axes else _OfOneNumber.apply(tensor)
     return laid_out
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Return whether elements lie over each other, beside those of expanded axes."""
+    lengths = [(size, stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride and size]
+    return 1 + sum((size - 1) * stride for size, stride in lengths) < math.prod(size for size, _ in lengths)
 
 
 class _Copy(torch.autograd.Function):

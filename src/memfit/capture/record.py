@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memfit import _torch
-from memfit.capture.eager_calls import drawn, made_from_draws, refuse_casts_inside, written
+from memfit.capture.eager_calls import drawn, made_from_draws, refuse_casts_inside, refuse_other_formulas, written
 from memfit.tensors import tensors_in
 
 ANNOTATION = "memfit"
@@ -45,7 +45,7 @@ _LIBRARY_FOLDERS = (
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
 )
 _CHECKPOINT_CODE = inspect.unwrap(torch.utils.checkpoint.checkpoint).__code__
-_TRACE_FILE = os.path.join(os.path.dirname(__file__), "trace.py")  # where the model's own frames end
+_CALLERS = tuple(os.path.join(os.path.dirname(__file__), name) for name in ("trace.py", "eager_step.py"))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,6 +101,10 @@ class KnownValues:
     def __init__(self) -> None:
         self._values: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._spoiled: set[int] = set()  # storages overwritten with something unknown
+
+    def remember(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Take the value of a tensor for known."""
+        self._values[tensor] = value
 
     def answer(self, tensor: torch.Tensor) -> Any | None:
         value = self._lookup(tensor)
@@ -201,6 +205,8 @@ class Recorder(TorchDispatchMode):
         self.saw_autocast = self.saw_autocast or torch.is_autocast_enabled(_device_type(args))
         if self._casts and self._runs:
             refuse_casts_inside(func)
+        if self._runs:
+            refuse_other_formulas(func, args)
         source, checkpoint = self._caller()
         if checkpoint is not None and self._runs and func._schema.is_mutable:
             self._refuse_buffers(_written(func, args))
@@ -222,7 +228,7 @@ def model_frames() -> list[FrameType]:
     """What is running between here and the call of the model, innermost first."""
     frames = []
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename != _TRACE_FILE:
+    while frame is not None and frame.f_code.co_filename not in _CALLERS:
         frames.append(frame)
         frame = frame.f_back
     return frames

@@ -120,7 +120,7 @@ def traced(
     check_sample(model, sample)
     if outputs not in ("all", "loss"):
         raise InvalidInput(f'outputs is "all" or "loss", {outputs!r} was given')
-    with _ONE_AT_A_TIME, contextlib.ExitStack() as stack:
+    with ONE_AT_A_TIME, contextlib.ExitStack() as stack:
         start = time.monotonic()
         stack.enter_context(hooks_left_out(model))
         snapshot = Snapshot(model)
@@ -134,7 +134,7 @@ def traced(
         yield dataclasses.replace(joint, seconds=time.monotonic() - start)
 
 
-_ONE_AT_A_TIME = threading.RLock()  # a trace changes modules and global hooks for a while
+ONE_AT_A_TIME = threading.RLock()  # a trace changes modules and global hooks for a while
 
 
 def _export(stack: contextlib.ExitStack, subject: "_Subject", sample: Sample) -> Joint:

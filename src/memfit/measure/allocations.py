@@ -7,6 +7,14 @@ from memfit.ir import Graph, Operation
 from memfit.measure.cost import OperatorCost
 from memfit.measure.probe import Progress, measured_costs
 
+_COPY_STORAGES = {
+    "aten.as_strided_scatter.default",
+    "aten.copy.default",
+    "aten.diagonal_scatter.default",
+    "aten.select_scatter.default",
+    "aten.slice_scatter.default",
+}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Quiet:
@@ -48,17 +56,32 @@ def operator_costs(
 
 
 def with_real_sizes(graph: Graph, costs: Mapping[str, OperatorCost]) -> Graph:
-    """Believe what operators were seen to make more than what the trace says they make."""
-    storages = list(graph.storages)
+    """Believe what operators were seen to make more than what the trace says they make.
+
+    Some copy the whole storage that their first argument is a view of, which is not there when they are run alone. What
+    takes over an input takes over all of its storage.
+    """
+    sizes_bytes = [each.size_bytes for each in graph.storages]
     for operation in graph.operations:
-        cost = costs.get(operation.signature)
-        if cost is not None and len(cost.output_bytes) == len(operation.outputs):
-            for index, size_bytes in zip(operation.outputs, cost.output_bytes, strict=True):
-                storages[index] = dataclasses.replace(storages[index], size_bytes=size_bytes)
-        if operation.overwrites is not None:  # the result is in that storage, however big it is
-            size_bytes = storages[operation.overwrites].size_bytes
-            storages[operation.outputs[0]] = dataclasses.replace(storages[operation.outputs[0]], size_bytes=size_bytes)
-    return dataclasses.replace(graph, storages=tuple(storages))
+        for index, size_bytes in zip(operation.outputs, _made_bytes(operation, costs), strict=False):
+            sizes_bytes[index] = size_bytes
+        first = operation.outputs[0] if operation.outputs else -1
+        if operation.target in _COPY_STORAGES and operation.inputs:
+            sizes_bytes[first] = sizes_bytes[operation.inputs[0]]
+        if operation.overwrites is not None:
+            sizes_bytes[first] = max(sizes_bytes[first], sizes_bytes[operation.overwrites])
+    storages = zip(graph.storages, sizes_bytes, strict=True)
+    return dataclasses.replace(
+        graph, storages=tuple(dataclasses.replace(each, size_bytes=size_bytes) for each, size_bytes in storages)
+    )
+
+
+def _made_bytes(operation: Operation, costs: Mapping[str, OperatorCost]) -> tuple[int, ...]:
+    """Sizes of what an operation was seen to make; none where that is not known."""
+    cost = costs.get(operation.signature)
+    if cost is None or len(cost.output_bytes) != len(operation.outputs) or operation.target in _COPY_STORAGES:
+        return ()
+    return tuple(cost.output_bytes)
 
 
 def workspace_bytes(graph: Graph, operation: Operation, costs: Mapping[str, OperatorCost]) -> int:
