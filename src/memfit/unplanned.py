@@ -118,12 +118,13 @@ class UnplannedStep:
 
     def _at_most_capacity(self, most: ReservedMemory, least: ReservedMemory) -> ReservedMemory:
         """Bound an upper end by the device where the lower end fits: torch takes smaller algorithms before it fails."""
-        if self.capacity_bytes is None or least.reserved_bytes > self.capacity_bytes:
+        if self.capacity_bytes is None or least.least_bytes > self.capacity_bytes:
             return most
         return dataclasses.replace(
             most,
             reserved_bytes=min(most.reserved_bytes, self.capacity_bytes),
             best_reserved_bytes=min(most.best_reserved_bytes, self.capacity_bytes),
+            least_bytes=min(most.least_bytes, self.capacity_bytes),
         )
 
     def _within_capacity(self, workspaces: Sequence[int], lowest: Timeline) -> list[int]:
