@@ -173,7 +173,8 @@ def unplanned_step(
         measure = target is None and may_be_probed(model, given, graph)
     costs = operator_costs(graph, device_of(model), progress) if measure else {}
     graph = with_real_sizes(graph, costs)
-    libraries = None if elsewhere is None or measure else library_bytes(graph, elsewhere.version)
+    capability = None if target is None else target.capability
+    libraries = None if capability is None or measure else library_bytes(graph, capability)
     measured = tuple(workspace_bytes(graph, operation, costs) for operation in graph.operations)
     graph, program = (loop or Loop()).around(graph, identity_program(graph))
     return UnplannedStep(
@@ -181,7 +182,7 @@ def unplanned_step(
         program=program,
         workspace_bytes=measured if libraries is None else libraries.lowest,
         libraries=libraries,
-        capacity_bytes=None if target is None or elsewhere is None else target.usable_bytes,
+        capacity_bytes=None if target is None or capability is None else target.usable_bytes,
         optimizer_memory=needs,
         granularity_bytes=granularity_bytes(model, target),
         model=type(model).__name__,

@@ -139,9 +139,7 @@ class KnownValues:
         if any(value is None for value in known) or draws(operator):
             return None
         values = iter(known)
-        real_args, real_kwargs = pytree.tree_map(
-            lambda leaf: next(values) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
-        )
+        real_args, real_kwargs = pytree.tree_map(lambda leaf: _real(leaf, values), (args, kwargs))
         with _torch.no_modes(), torch.no_grad():
             return operator(*real_args, **real_kwargs)
 
@@ -284,6 +282,13 @@ def _written(operator: Any, args: Any) -> list[Any]:
 def draws(operator: Any) -> bool:
     """Whether an operator draws from a generator."""
     return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
+
+
+def _real(leaf: Any, values: Iterator[torch.Tensor | None]) -> Any:
+    """Take known values for tensors; they stay on the CPU, whatever device the model is for."""
+    if isinstance(leaf, torch.Tensor):
+        return next(values)
+    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
 
 def _is_small(result: Any) -> bool:
