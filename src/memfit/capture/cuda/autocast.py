@@ -187,11 +187,7 @@ def _result_in_32_bits(operator: Any, args: Any, kwargs: Any) -> tuple[Any, Any]
 
 
 def _to_16_bits(_operator: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    dtype = torch.get_autocast_dtype("cpu")
-    cast = pytree.tree_map_only(
-        torch.Tensor, lambda each: each.to(dtype) if each.is_floating_point() else each, (args, kwargs)
-    )
-    return cast  # type: ignore[no-any-return]
+    return pytree.tree_map_only(torch.Tensor, _half, (args, kwargs))  # type: ignore[no-any-return]
 
 
 def _to_the_widest(_operator: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -201,3 +197,7 @@ def _to_the_widest(_operator: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 def _float(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in _HALF else tensor
+
+
+def _half(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.get_autocast_dtype("cpu")) if tensor.is_floating_point() else tensor
