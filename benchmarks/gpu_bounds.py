@@ -129,24 +129,24 @@ def _row(record: dict[str, str]) -> Row:
     batches = [(record["fits_batch"], True), (record["oom_batch_next_on_ladder"], False)]
     known = [(int(batch), fitted) for batch, fitted in batches if batch.isdigit()]
     try:
-        _check_model(record)
-        bounds = tuple(_bound(record["model"], pixels, batch, fitted) for batch, fitted in known)
+        with memfit.without_weights():
+            model = _model(record["model"])
+        _check_model(model, record)
+        bounds = tuple(_bound(model, pixels, batch, fitted) for batch, fitted in known)
     except Exception as error:
         return Row(model=record["model"], pixels=pixels, error=f"{type(error).__name__}: {error}"[:300])
     return Row(model=record["model"], pixels=pixels, bounds=bounds)
 
 
-def _check_model(record: dict[str, str]) -> None:
-    with memfit.without_weights():
-        count = sum(parameter.numel() for parameter in _model(record["model"]).parameters())
+def _check_model(model: nn.Module, record: dict[str, str]) -> None:
+    count = sum(parameter.numel() for parameter in model.parameters())
     recorded = float(record["param_count_M"]) * 1e6
     if abs(count - recorded) > _PARAMETERS_WITHIN * recorded:
         raise ValueError(f"today's timm builds a model of {count:,} parameters, the record's had {recorded:,.0f}")
 
 
-def _bound(name: str, pixels: int, batch: int, fitted: bool) -> Bound:
+def _bound(model: nn.Module, pixels: int, batch: int, fitted: bool) -> Bound:
     with memfit.without_weights():
-        model = _model(name)
         images = torch.empty(batch, 3, pixels, pixels).contiguous(memory_format=torch.channels_last)
         labels = torch.empty(batch, dtype=torch.int64)
     estimate = memfit.estimate(
