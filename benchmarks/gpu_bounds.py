@@ -131,8 +131,9 @@ def _row(record: dict[str, str]) -> Row:
     try:
         with memfit.without_weights():
             model = _model(record["model"])
+            samples = [_sample(batch, pixels) for batch, _ in known]
         _check_model(model, record)
-        bounds = tuple(_bound(model, pixels, batch, fitted) for batch, fitted in known)
+        bounds = tuple(_bound(model, *each) for each in zip(samples, known, strict=True))
     except Exception as error:
         return Row(model=record["model"], pixels=pixels, error=f"{type(error).__name__}: {error}"[:300])
     return Row(model=record["model"], pixels=pixels, bounds=bounds)
@@ -145,13 +146,15 @@ def _check_model(model: nn.Module, record: dict[str, str]) -> None:
         raise ValueError(f"today's timm builds a model of {count:,} parameters, the record's had {recorded:,.0f}")
 
 
-def _bound(model: nn.Module, pixels: int, batch: int, fitted: bool) -> Bound:
-    with memfit.without_weights():
-        images = torch.empty(batch, 3, pixels, pixels).contiguous(memory_format=torch.channels_last)
-        labels = torch.empty(batch, dtype=torch.int64)
+def _sample(batch: int, pixels: int) -> tuple[torch.Tensor, torch.Tensor]:
+    images = torch.empty(batch, 3, pixels, pixels).contiguous(memory_format=torch.channels_last)
+    return images, torch.empty(batch, dtype=torch.int64)
+
+
+def _bound(model: nn.Module, sample: tuple[torch.Tensor, torch.Tensor], known: tuple[int, bool]) -> Bound:
     estimate = memfit.estimate(
         model,
-        (images, labels),
+        sample,
         loss=_classified,
         optimizer=functools.partial(torch.optim.SGD, lr=1e-4, momentum=0.9, nesterov=True, foreach=False),
         device=DEVICE,
@@ -160,8 +163,8 @@ def _bound(model: nn.Module, pixels: int, batch: int, fitted: bool) -> Bound:
     )
     assert estimate.reserved is not None
     return Bound(
-        batch=batch,
-        fitted=fitted,
+        batch=known[0],
+        fitted=known[1],
         allocated_bytes=estimate.reserved.allocated_bytes,
         reserved_bytes=estimate.reserved.reserved_bytes,
         needed_bytes=estimate.needed_bytes,
