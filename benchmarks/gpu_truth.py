@@ -29,7 +29,6 @@ from memfit.files import write_atomically
 RESULTS = Path(__file__).parent / "results" / "gpu_truth.json"
 _MIB = 2**20
 _UNITS = {"GiB": 2**30, "MiB": _MIB, "GB": 10**9, "MB": 10**6}
-_CONTEXT_MIB = (100, 800)  # of a CUDA context with its libraries, where a record counts one and does not tell it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,7 +121,7 @@ def _ends(estimate: memfit.Estimate, case: Case) -> dict[str, tuple[int, int]]:
     low = estimate.reserved
     assert low is not None
     high = low if estimate.highest is None else estimate.highest.reserved
-    context = (case.context_mib, case.context_mib) if case.context_mib else _CONTEXT_MIB
+    context = case.context_mib
     reserved = (low.reserved_bytes, max(low.reserved_bytes, high.reserved_bytes))
     return {
         "allocated": (low.allocated_bytes, max(low.allocated_bytes, high.allocated_bytes)),

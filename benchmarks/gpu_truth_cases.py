@@ -26,7 +26,7 @@ class Case:
     optimizer: Any = None
     gradients: str = "none"  # before a step: "none" or "kept"
     before_mib: float = 0.0  # allocated before the step by others in the same process, which the record contains
-    context_mib: float = 0.0  # what the record says a context takes, where its figure contains one
+    context_mib: tuple[float, float] = (0.0, 0.0)  # what of a context a figure contains, where it is of a process
 
 
 def _sum(model: Any, batch: Any) -> torch.Tensor:
@@ -110,6 +110,13 @@ def _mobilenet() -> nn.Module:
     return nn.Sequential(model.features, pool, nn.Flatten(start_dim=1), *model.classifier)
 
 
+# That record's program sets a limit for the allocator, which makes the context, before it notes what the device holds
+# already; so of a context its figures contain the kernels alone that are loaded later. How much these take is not
+# recorded: its smallest model leaves them 124 MiB at most. And it gives cuBLAS no workspaces.
+_LOADED_LATER_MIB = (0.0, 124.0)
+_CUBLAS_MIB = 2 * 8.125
+
+
 def _xmem(row: int, name: str, batch: int, make: Callable[[], nn.Module], optimizer: Any) -> Case:
     return Case(
         row=row,
@@ -118,6 +125,8 @@ def _xmem(row: int, name: str, batch: int, make: Callable[[], nn.Module], optimi
         make=lambda: (make(), (torch.empty(batch, 3, 86, 86), torch.empty(batch, dtype=torch.int64))),
         loss=_classified,
         optimizer=optimizer,
+        before_mib=-_CUBLAS_MIB,
+        context_mib=_LOADED_LATER_MIB,
     )
 
 
@@ -125,6 +134,28 @@ def _mnasnet() -> nn.Module:
     import torchvision
 
     model: nn.Module = torchvision.models.MNASNet(alpha=1.0, num_classes=10)
+    return model
+
+
+def _small_mobilenet() -> nn.Module:
+    """The record's own small setting: strides in other places than torchvision's."""
+    from torchvision.models.mobilenetv3 import InvertedResidualConfig, MobileNetV3
+
+    rows = [
+        (16, 3, 16, 16, True, "RE", 2),
+        (16, 3, 72, 24, False, "RE", 2),
+        (24, 3, 88, 24, False, "RE", 1),
+        (24, 5, 96, 40, True, "HS", 2),
+        (40, 5, 240, 40, True, "HS", 1),
+        (40, 5, 240, 40, True, "HS", 1),
+        (40, 5, 120, 48, True, "HS", 1),
+        (48, 5, 144, 48, True, "HS", 1),
+        (48, 5, 288, 96, True, "HS", 2),
+        (96, 5, 576, 96, True, "HS", 1),
+        (96, 5, 576, 96, True, "HS", 1),
+    ]
+    settings = [InvertedResidualConfig(*row, dilation=1, width_mult=1.0) for row in rows]
+    model: nn.Module = MobileNetV3(settings, last_channel=1024, num_classes=10)
     return model
 
 
@@ -163,7 +194,16 @@ def _language(row: int, name: str, device: str, batch: int, make: Callable[[], n
         tokens = torch.empty(batch, 128, dtype=torch.int64)
         return make(), {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), "labels": tokens.clone()}
 
-    return Case(row=row, name=name, device=device, make=both, loss=_own_loss, optimizer=optimizer)
+    return Case(
+        row=row,
+        name=name,
+        device=device,
+        make=both,
+        loss=_own_loss,
+        optimizer=optimizer,
+        before_mib=-_CUBLAS_MIB,
+        context_mib=_LOADED_LATER_MIB,
+    )
 
 
 def _causal(kind: str, **options: Any) -> nn.Module:
@@ -261,6 +301,7 @@ def cases() -> list[Case]:
         _language(9, "GPT-Neo 125M b10", "RTX 3060", 10, _gpt_neo, _adamw),
         _language(10, "Qwen3-4B b1", "A100-40GB", 1, _qwen3, _plain_sgd),
         _xmem(11, "RegNetX-400MF b382", 382, named(_vision, "regnet_x_400mf"), _adam),
+        _xmem(12, "MobileNetV3-S b258", 258, _small_mobilenet, _plain_sgd),
         _language(13, "DistilGPT-2 b10", "RTX 3060", 10, named(_causal, "GPT2", n_layer=6), _adamw),
         _language(14, "T5-small b20", "RTX 3060", 20, _t5, _adamw),
         _language(15, "DeepSeek-R1-Qwen-1.5B b1", "A100-40GB", 1, _qwen2, _plain_sgd),
@@ -275,7 +316,7 @@ def cases() -> list[Case]:
             make=_bert,
             loss=_own_loss,
             optimizer=_adamw,
-            context_mib=1343e6 / 2**20,
+            context_mib=(1343e6 / 2**20, 1343e6 / 2**20),
         ),
         Case(
             row=92,

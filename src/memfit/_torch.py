@@ -480,6 +480,11 @@ def plain_function(target: Any) -> Any:
     return target._op if isinstance(target, torch._ops.OpOverload) else target
 
 
+def operators_of_key(key: str) -> set[str]:
+    """Names of the operators that have a kernel for a dispatch key: "aten::linear"."""
+    return {*torch._C._dispatch_get_registrations_for_dispatch_key(key)}
+
+
 def functions_named(target: torch._ops.OpOverload) -> list[Callable[..., Any]]:
     """The functions of Python that are named as an operator of torch's own."""
     space, _, name = target._schema.name.partition("::")

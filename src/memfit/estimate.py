@@ -36,7 +36,7 @@ class UpperEnd:
 
     @property
     def needed_bytes(self) -> int:
-        return self.reserved.reserved_bytes
+        return self.reserved.least_bytes
 
     def to_dict(self) -> dict[str, Any]:
         return {"peak_bytes": self.peak_bytes, "reserved": self.reserved.to_dict(), "reason": self.reason}
@@ -69,8 +69,12 @@ class Estimate:
 
     @property
     def needed_bytes(self) -> int:
-        """What a device must have for it, beside its context: reserved bytes where they are known, else allocated."""
-        return self.peak_bytes if self.reserved is None else self.reserved.reserved_bytes
+        """What a device must have for it, beside its context.
+
+        On CUDA more than is allocated, for gaps, and less than is reserved where there is room, because the allocator
+        gives back what it caches before it gives up.
+        """
+        return self.peak_bytes if self.reserved is None else self.reserved.least_bytes
 
     @property
     def most_needed_bytes(self) -> int:
@@ -104,7 +108,8 @@ class Estimate:
     def fits(self, device: str | int | float) -> bool:
         """Tell whether the step fits a device, given by name ("A100-40GB") or by its memory ("24GiB").
 
-        A step that was estimated for a CUDA device goes by what is reserved there, any other by what is allocated.
+        A step that was estimated for a CUDA device goes by the least with which its allocator serves all requests, any
+        other by what is allocated.
         Where the figure is a range, its upper end has to fit; `verdict` tells where it depends.
         """
         return self.most_needed_bytes <= usable_bytes(device)
@@ -154,7 +159,8 @@ class Estimate:
         if self.reserved is not None:
             process += f", {format_bytes(self.reserved.reserved_bytes)} reserved"
         if self.highest is not None and self.most_needed_bytes > self.needed_bytes:
-            process += f", up to {format_bytes(self.most_needed_bytes)} depending on {self.highest.reason}"
+            most = format_bytes(self.highest.reserved.reserved_bytes)
+            process += f", up to {most} depending on {self.highest.reason}"
         return f"{self.model} on {self.device}, {step}: peak {format_bytes(self.peak_bytes)} ({parts}){process}{notes}"
 
     def _repr_html_(self) -> str | None:

@@ -119,12 +119,13 @@ class UnplannedStep:
 
     def _at_most_capacity(self, most: ReservedMemory, least: ReservedMemory) -> ReservedMemory:
         """Bound an upper end by the device where the lower end fits: torch takes smaller algorithms before it fails."""
-        if self.capacity_bytes is None or least.reserved_bytes > self.capacity_bytes:
+        if self.capacity_bytes is None or least.least_bytes > self.capacity_bytes:
             return most
         return dataclasses.replace(
             most,
             reserved_bytes=min(most.reserved_bytes, self.capacity_bytes),
             best_reserved_bytes=min(most.best_reserved_bytes, self.capacity_bytes),
+            least_bytes=min(most.least_bytes, self.capacity_bytes),
         )
 
     def _within_capacity(self, workspaces: Sequence[int], lowest: Timeline) -> list[int]:
@@ -173,7 +174,8 @@ def unplanned_step(
         measure = target is None and may_be_probed(model, given, graph)
     costs = operator_costs(graph, device_of(model), progress) if measure else {}
     graph = with_real_sizes(graph, costs)
-    libraries = None if elsewhere is None or measure else library_bytes(graph, elsewhere.version)
+    capability = None if target is None else target.capability
+    libraries = None if capability is None or measure else library_bytes(graph, capability)
     measured = tuple(workspace_bytes(graph, operation, costs) for operation in graph.operations)
     graph, program = (loop or Loop()).around(graph, program)
     return UnplannedStep(
@@ -181,7 +183,7 @@ def unplanned_step(
         program=program,
         workspace_bytes=measured if libraries is None else libraries.lowest,
         libraries=libraries,
-        capacity_bytes=None if target is None or elsewhere is None else target.usable_bytes,
+        capacity_bytes=None if target is None or capability is None else target.usable_bytes,
         optimizer_memory=needs,
         granularity_bytes=granularity_bytes(model, target),
         model=type(model).__name__,

@@ -19,10 +19,17 @@ def constructed(make):
         lambda: [(torch.arange(4) * 2.5 + 1)[index].item() for index in range(4)],
         lambda: bool((torch.ones(3) > torch.zeros(3)).all()),
         lambda: torch.zeros(3).add_(2).sum().item(),
+        lambda: [each.tolist() for each in torch.unique(torch.tensor([24, 56, 24]), return_counts=True)],
+        lambda: len(torch.nonzero(torch.tensor([0, 3, 0, 1]))),
     ],
 )
 def test_numbers_made_of_constants_are_those_of_the_eager_run(make):
     assert constructed(make) == make()
+
+
+def test_there_is_no_length_of_values_that_are_drawn():
+    with pytest.raises(_torch.DynamicOutputShapeException):
+        constructed(lambda: len(torch.unique(torch.randn(3))))
 
 
 def overwritten():

@@ -8,7 +8,7 @@ from handmade import graph_of, graphs
 from hypothesis import given
 
 from memfit.ir import Compute, Free, Kind, LossMemory, OptimizerMemory, Phase, Program
-from memfit.plan.allocator.requests import Allocate, Release
+from memfit.plan.allocator.requests import Allocate, Release, run_requests
 from memfit.plan.identity import identity_program
 from memfit.plan.reserved import reserved_memory
 from memfit.plan.simulate import simulate
@@ -114,5 +114,8 @@ def test_reserved_is_what_segments_take_and_a_better_setting_is_named():
     )
     assert reserved.fragmentation_bytes == reserved.reserved_bytes - reserved.allocated_bytes
     assert reserved.best_reserved_bytes <= reserved.reserved_bytes
+    assert reserved.allocated_bytes <= reserved.least_bytes <= reserved.reserved_bytes
+    requests = step_requests(graph, identity_program(graph), optimizer=MOMENTUM)
+    assert run_requests(requests, capacity_bytes=reserved.least_bytes).out_of_memory_at is None
     assert reserved.to_dict()["fragmentation_bytes"] == reserved.fragmentation_bytes
     assert ("with" in reserved.words()) is bool(reserved.best_setting)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memfit import _torch
 from memfit.capture.record import KnownValues
 from memfit.tensors import tensors_in
 
@@ -38,7 +39,13 @@ class Construction(TorchDispatchMode):
             answer = self._known.answer(args[0])
             if answer is not None:
                 return answer
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except _torch.DynamicOutputShapeException:
+            result = self._known.made(func, args, kwargs)
+            if result is None:
+                raise
+            return result
         if all(tensor.numel() <= _LARGEST_NUMEL for tensor in tensors_in(result)):
             self._known.follow(func, args, kwargs, result)
         return result

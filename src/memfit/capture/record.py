@@ -123,17 +123,31 @@ class KnownValues:
             with _torch.no_modes():
                 self._values[result] = args[0].clone()  # the trace keeps the tensor itself as a constant
             return
-        tensors = tensors_in((args, kwargs))
-        known = [self._lookup(tensor) for tensor in tensors]
-        if any(value is None for value in known) or draws(operator) or not _is_small(result):
-            self._spoil(operator, tensors)
+        real = None if not _is_small(result) else self._computed(operator, args, kwargs)
+        if real is None:
+            self._spoil(operator, tensors_in((args, kwargs)))
             return
+        self._note(result, real)
+
+    def made(self, operator: Any, args: Any, kwargs: Any) -> Any | None:
+        """Return what an operator makes whose shapes depend on values, without memory; None: these are not known."""
+        real = self._computed(operator, args, kwargs)
+        if real is None:
+            return None
+        result = pytree.tree_map_only(torch.Tensor, lambda each: torch.empty(each.shape, dtype=each.dtype), real)
+        self._note(result, real)
+        return result
+
+    def _computed(self, operator: Any, args: Any, kwargs: Any) -> Any | None:
+        known = [self._lookup(tensor) for tensor in tensors_in((args, kwargs))]
+        if any(value is None for value in known) or draws(operator):
+            return None
         values = iter(known)
-        real_args, real_kwargs = pytree.tree_map(
-            lambda leaf: next(values) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
-        )
+        real_args, real_kwargs = pytree.tree_map(lambda leaf: _real(leaf, values), (args, kwargs))
         with _torch.no_modes(), torch.no_grad():
-            real = operator(*real_args, **real_kwargs)
+            return operator(*real_args, **real_kwargs)
+
+    def _note(self, result: Any, real: Any) -> None:
         for leaf, value in zip(pytree.tree_leaves(result), pytree.tree_leaves(real), strict=True):
             if isinstance(leaf, torch.Tensor):
                 self._values[leaf] = value
@@ -274,6 +288,13 @@ def _written(operator: Any, args: Any) -> list[Any]:
 def draws(operator: Any) -> bool:
     """Whether an operator draws from a generator."""
     return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
+
+
+def _real(leaf: Any, values: Iterator[torch.Tensor | None]) -> Any:
+    """Take known values for tensors; they stay on the CPU, whatever device the model is for."""
+    if isinstance(leaf, torch.Tensor):
+        return next(values)
+    return torch.device("cpu") if isinstance(leaf, torch.device) else leaf
 
 
 def _is_small(result: Any) -> bool:

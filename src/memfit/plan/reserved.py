@@ -2,7 +2,8 @@
 
 Note [Tight devices]
     A request that the driver does not serve makes the allocator give back all segments that nothing lives in, and ask
-    again. So a step runs on a device with less memory than it reserves on a bigger one, if more slowly.
+    again. So a step runs on a device with less memory than it reserves on a bigger one, if more slowly. The least with
+    which it does is searched for by halves: no rule says that more memory than enough is enough too, but steps are so.
 """
 
 import dataclasses
@@ -14,6 +15,7 @@ from memfit.plan.allocator.requests import AllocatorRun, Request, best_run, comp
 from memfit.plan.step_requests import step_requests
 from memfit.units import format_bytes
 
+_LEAST_WITHIN = 0.002  # of what is reserved: how near the least memory is searched
 _NOTICEABLE_SHARE = 0.01  # of what is reserved: a setting that saves less is not worth setting
 
 
@@ -25,6 +27,7 @@ class ReservedMemory:
     reserved_bytes: int  # segments, as `torch.cuda.max_memory_reserved` counts them
     best_setting: str  # for PYTORCH_CUDA_ALLOC_CONF; "": the defaults do as well
     best_reserved_bytes: int  # under that setting
+    least_bytes: int  # of a device, beside its context, on which the step still runs, see Note [Tight devices]
 
     @property
     def fragmentation_bytes(self) -> int:
@@ -51,6 +54,16 @@ def _within(requests: Sequence[Request], free: AllocatorRun, capacity_bytes: int
         return free
     tight = run_requests(requests, free.settings, capacity_bytes=capacity_bytes)
     return free if tight.out_of_memory_at is not None else tight
+
+
+def _least_bytes(requests: Sequence[Request], free: AllocatorRun) -> int:
+    """Search the least capacity in which requests go through."""
+    too_little, enough = free.peak_allocated_bytes - 1, free.peak_reserved_bytes
+    while enough - too_little > max(1, _LEAST_WITHIN * free.peak_reserved_bytes):
+        middle = (too_little + enough) // 2
+        run = run_requests(requests, free.settings, capacity_bytes=middle)
+        too_little, enough = (too_little, middle) if run.out_of_memory_at is None else (middle, enough)
+    return enough
 
 
 def reserved_memory(
@@ -81,4 +94,5 @@ def reserved_memory(
         reserved_bytes=default.peak_reserved_bytes,
         best_setting=str(best.settings),
         best_reserved_bytes=best.peak_reserved_bytes,
+        least_bytes=_least_bytes(requests, default),
     )

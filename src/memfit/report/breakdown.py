@@ -42,7 +42,7 @@ def range_words(estimate: Estimate) -> str:
     highest = estimate.highest
     if highest is None or (highest.peak_bytes, highest.needed_bytes) == (estimate.peak_bytes, estimate.needed_bytes):
         return ""
-    ends = f"up to {format_bytes(highest.peak_bytes)}, {format_bytes(estimate.most_needed_bytes)} reserved"
+    ends = f"up to {format_bytes(highest.peak_bytes)}, {format_bytes(highest.reserved.reserved_bytes)} reserved"
     return f"{ends}: depends on {highest.reason}"
 
 

@@ -173,3 +173,31 @@ def test_an_estimate_for_a_device_is_of_its_operators():
     model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5), nn.Linear(64, 64))
     estimate = memfit.estimate(model, torch.randn(8, 64), device="RTX 3090")
     assert any(storage.dtype == "bool" for storage in estimate.graph.storages)
+
+
+def test_autocast_leaves_what_only_a_cpu_casts_and_casts_what_that_calls():
+    def loss(model, batch):
+        with torch.autocast("cpu", torch.float16):
+            return F.cross_entropy(torch.cat([model(batch), batch], 1), torch.zeros(4, dtype=torch.int64))
+
+    graph = memfit.estimate(nn.Linear(8, 8), torch.randn(4, 8), loss=loss, device="A100-40GB").graph
+    dtypes = {each.target: graph.storages[each.outputs[0]].dtype for each in graph.operations}
+    assert dtypes["aten.addmm.default"] == "float16"
+    assert dtypes["aten._log_softmax.default"] == "float32"  # the class scores are: `cat` has made them so by itself
+    assert [each.target for each in graph.operations].count("aten.cat.default") == 1
+
+
+def test_cross_entropy_of_16_bits_keeps_them_for_its_softmax():
+    def loss(model, batch):
+        with torch.autocast("cpu", torch.float16):
+            return F.cross_entropy(model(batch), torch.zeros(4, dtype=torch.int64))
+
+    graph = memfit.estimate(nn.Linear(8, 8), torch.randn(4, 8), loss=loss, device="A100-40GB").graph
+    softmax = next(each for each in graph.operations if each.target == "aten._log_softmax.default")
+    assert graph.storages[softmax.outputs[0]].dtype == "float16"
+
+
+def test_dropping_nothing_copies_nothing():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.0), nn.Linear(8, 8))
+    assert "aten.clone.default" not in names(targets(model, torch.randn(4, 8)))
+    assert names(targets(model.eval(), torch.randn(4, 8))) == names(targets(model, torch.randn(4, 8), None))

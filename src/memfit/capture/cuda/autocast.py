@@ -1,16 +1,22 @@
 """CUDA's cast lists under autocast, for a trace on a CPU's tensors.
 
-From PyTorch's `aten/src/ATen/autocast_mode.h` (`AT_FORALL_FP32`, `AT_FORALL_FP32_SET_OPT_DTYPE`) and
-`autocast_mode.cpp`, where CPU and CUDA have lists of their own: on a CPU softmax, norms and most losses stay in 16
-bits. What both cast alike (matrix products, convolutions) is left to torch.
+From PyTorch's `aten/src/ATen/autocast_mode.h` (`AT_FORALL_FP32`, `AT_FORALL_FP32_SET_OPT_DTYPE`,
+`AT_FORALL_PROMOTE`, `AT_FORALL_LOWER_PRECISION_FP`) and `autocast_mode.cpp`, where CPU and CUDA have lists of their
+own: on a CPU softmax, norms and most losses stay in 16 bits. What both cast alike (matrix products, convolutions) is
+left to torch. What only a CPU casts (`cross_entropy_loss`) goes on as if there were no autocast for it, while what it
+calls may still be cast; torch tells which these are.
 """
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
+
+from memfit import _torch
+from memfit.tensors import tensors_in
 
 aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
@@ -69,6 +75,11 @@ _IN_32_BITS = (
     "upsample_bicubic2d",
     "upsample_bilinear2d.vec",
     "upsample_nearest2d.vec",
+    "_upsample_bicubic2d_aa",
+    "_upsample_bilinear2d_aa",
+    "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d",
     "rms_norm",
 )
 _RESULT_IN_32_BITS = (  # told by their argument `dtype`, where none is given
@@ -82,28 +93,44 @@ _RESULT_IN_32_BITS = (  # told by their argument `dtype`, where none is given
     "sum",
     "sum.dim_IntList",
 )
-_AS_GIVEN = (  # a CPU casts these to 32 bits, CUDA leaves them
-    "avg_pool3d",
-    "reflection_pad1d",
-    "reflection_pad2d",
-    "replication_pad1d",
-    "replication_pad2d",
-    "replication_pad3d",
-    "adaptive_avg_pool3d",
+_TO_16_BITS = ("addmv", "addr", "mv", "chain_matmul", "linalg_multi_dot")  # which a CPU leaves
+_TO_THE_WIDEST = (
+    "addcdiv",
+    "addcmul",
+    "atan2",
+    "bilinear",
+    "cross",
+    "dot",
+    "vdot",
     "grid_sampler",
-    "fft_fft",
+    "index_put",
+    "tensordot",
+    "scatter_add",
 )
+_CAST_WITHIN = ("aten::conv", "aten::_addmm_activation", "aten::mkldnn_rnn_layer")  # CUDA casts what they call
 
 
 def cast_lists(thread: int) -> dict[str, Callable[..., Any]]:
     """Return, by the names of operators, what autocast does with them on CUDA; for one thread alone."""
-    changes = [(_IN_32_BITS, _in_32_bits), (_RESULT_IN_32_BITS, _result_in_32_bits), (_AS_GIVEN, None)]
-    return {
+    changes = [
+        (_IN_32_BITS, _in_32_bits),
+        (_RESULT_IN_32_BITS, _result_in_32_bits),
+        (_TO_16_BITS, _to_16_bits),
+        (_TO_THE_WIDEST, _to_the_widest),
+    ]
+    cast = {
         name: _calling(operator, change, thread)
         for names, change in changes
         for name in names
         if (operator := _operator(name)) is not None
     }
+    left = {name: _passing(operator) for name in _cast_by_cpus_alone() if (operator := _operator(name)) is not None}
+    return left | cast
+
+
+def _cast_by_cpus_alone() -> list[str]:
+    names = _torch.operators_of_key("AutocastCPU") - _torch.operators_of_key("AutocastCUDA")
+    return sorted(name.removeprefix("aten::") for name in names if not name.startswith(_CAST_WITHIN))
 
 
 def _operator(name: str) -> Any:
@@ -111,17 +138,35 @@ def _operator(name: str) -> Any:
     return getattr(getattr(aten, packet, None), overload or "default", None)
 
 
-def _calling(operator: Any, change: Callable[..., tuple[Any, Any]] | None, thread: int) -> Callable[..., Any]:
+def _passing(operator: Any) -> Callable[..., Any]:
+    """Go on below autocast, which stays on for what the operator calls."""
+
     def call(*args: Any, **kwargs: Any) -> Any:
-        if change is not None and threading.get_ident() == thread:
+        if operator._can_decompose():
+            return operator.decompose(*args, **kwargs)
+        with _without_autocast():
+            return operator(*args, **kwargs)
+
+    return call
+
+
+def _calling(operator: Any, change: Callable[..., tuple[Any, Any]], thread: int) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
             args, kwargs = change(operator, args, kwargs)
-        with torch.autocast("cpu", enabled=False), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        with _without_autocast():
             return operator(*args, **kwargs)
 
     return call
 
 
 _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+
+
+@contextlib.contextmanager
+def _without_autocast() -> Iterator[None]:
+    with torch.autocast("cpu", enabled=False), torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+        yield
 
 
 def _in_32_bits(_operator: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -141,5 +186,18 @@ def _result_in_32_bits(operator: Any, args: Any, kwargs: Any) -> tuple[Any, Any]
     return args, kwargs | {"dtype": torch.float32}
 
 
+def _to_16_bits(_operator: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    return pytree.tree_map_only(torch.Tensor, _half, (args, kwargs))  # type: ignore[no-any-return]
+
+
+def _to_the_widest(_operator: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    dtypes = {each.dtype for each in tensors_in((args, kwargs)) if each.is_floating_point()}
+    return (args, kwargs) if dtypes <= {*_HALF} else _in_32_bits(_operator, args, kwargs)
+
+
 def _float(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float() if tensor.dtype in _HALF else tensor
+
+
+def _half(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.get_autocast_dtype("cpu")) if tensor.is_floating_point() else tensor

@@ -102,9 +102,15 @@ def _batch_norm(
 
 
 def _dropout(values: torch.Tensor, probability: float, train: bool) -> Any:
-    """Keep a mask of one byte a value, where the fused kernel runs."""
+    """Keep a mask of one byte a value, where the fused kernel runs.
+
+    Nothing is dropped with probability 0: CUDA returns the values themselves. A kernel of Python's may not, torch would
+    copy them, so it returns a view.
+    """
     if train and 0 < probability < 1 and values.numel():
         return aten.native_dropout(values, probability, train)[0]
+    if not train or probability == 0 or not values.numel():
+        return values.view_as(values)
     return NotImplemented
 
 
