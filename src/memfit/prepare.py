@@ -18,7 +18,7 @@ from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
 from memfit.collecting import collected_later
-from memfit.describe import capability_elsewhere, device_of, granularity_bytes, is_fake, is_for_cuda
+from memfit.describe import capability_elsewhere, device_of, granularity_bytes, is_fake, is_for_accelerator
 from memfit.execute.partition import unplanned_program
 from memfit.execute.timed_step import Limit
 from memfit.execute.timing import SeenTimes, own_times, own_times_of, step_times, with_estimates
@@ -571,7 +571,7 @@ def step_optimizer_memory(
     return optimizer_memory(
         optimizer,
         list(model.parameters()),
-        for_cuda=is_for_cuda(model, target),
+        for_cuda=is_for_accelerator(model, target),
         without_gradient=[parameter for name, parameter in model.named_parameters() if name not in trained],
     )
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memfit.accelerator import is_accelerator, name_of_device
 from memfit.capture.sample import Sample
 from memfit.describe import describe_sample, device_of, model_digest
 from memfit.errors import InvalidFile, first_line
@@ -126,4 +127,4 @@ def _selection_words(selection: Selection) -> str:
 
 def _device_words(model: nn.Module) -> str:
     device = device_of(model)
-    return f"{device} {torch.cuda.get_device_name(device)}" if device.startswith("cuda") else device
+    return f"{device} {name_of_device(device)}" if is_accelerator(device) else device

@@ -28,6 +28,7 @@ Note [Nothing remains]
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -38,8 +39,8 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit.accelerator import accelerators_of, generators_kept, synchronize, timed_event, without_autocast
 from memfit.capture.nodes import REMAKES
-from memfit.capture.rehearse import generators_kept
 from memfit.capture.sample import Sample
 from memfit.capture.trace import ROOT
 from memfit.collecting import collected_later
@@ -98,7 +99,7 @@ class TimedStep:
         self._inputs = _Inputs(module.graph, model, sample)
         self.equal: set[int] = set()  # variants, see Note [Seen to be equal]
         self.unequal: set[int] = set()
-        self._cuda = self._inputs.cuda
+        self._devices = self._inputs.devices
         with collected_later():
             self._plain = _calls(module, _rebuilt(ProgramBuilder(module.graph, graph, program), program))
             self._both = self._plain
@@ -112,14 +113,14 @@ class TimedStep:
         with (
             _torch.no_modes(),
             torch.no_grad(),
-            torch.autocast("cuda" if self._cuda else "cpu", enabled=False),
-            generators_kept(sorted(device.index for device in self._cuda)),
+            without_autocast(),
+            generators_kept(self._devices),
         ):
             yield
 
     def run(self, *, with_extras: bool = False) -> tuple[Times, Times]:
         """Microseconds of every operation of the step, and of every extra run."""
-        mark = _cuda_mark if self._cuda else time.perf_counter
+        mark = functools.partial(timed_event, self._devices[0]) if self._devices else time.perf_counter
         values = _Values(self._inputs)
         waiting: list[tuple[Any, Any]] = []  # views, for the operation that follows
         spans: list[tuple[Form, bool, list[tuple[Any, Any]]]] = []
@@ -128,8 +129,8 @@ class TimedStep:
             if call.form is not None:
                 spans.append((call.form, call.is_extra, waiting))
                 waiting = []
-        for device in self._cuda:
-            torch.cuda.synchronize(device)
+        for device in self._devices:
+            synchronize(device)
         own: Times = defaultdict(list)
         extra: Times = defaultdict(list)
         for form, is_extra, each in spans:
@@ -441,7 +442,7 @@ class _Inputs:
                 f"this {type(model).__name__} or its sample has no memory, so its steps cannot be run and timed; "
                 "use memfit.measure.roofline.roofline_times, which estimates from sizes"
             )
-        self.cuda = {tensor.device for tensor in tensors if tensor.is_cuda}
+        self.devices = accelerators_of(tensors)
 
     def value(self, node: fx.Node) -> Any:
         given = self._given[node.name]
@@ -475,14 +476,7 @@ def _made_up(value: torch.Tensor) -> torch.Tensor:
     return content.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
-def _cuda_mark() -> torch.cuda.Event:
-    """A moment on the device: launches run ahead of it, so the clock of the host would not do."""
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
 def _microseconds(start: Any, end: Any) -> float:
-    if isinstance(start, torch.cuda.Event):
+    if isinstance(start, torch.Event):
         return float(start.elapsed_time(end)) * 1e3
     return float(end - start) * 1e6

@@ -22,6 +22,14 @@ import torch
 
 from memfit import _torch
 from memfit._memory_events import MemoryRecorder, set_mark
+from memfit.accelerator import (
+    MemoryWatch,
+    generators_kept,
+    is_accelerator,
+    name_of_device,
+    synchronize,
+    without_autocast,
+)
 from memfit.errors import first_line
 from memfit.measure import signature as signatures
 from memfit.measure.available import available
@@ -228,8 +236,8 @@ def _rises(events: Iterable[tuple[str, int]]) -> dict[int, int]:
 
 def device_name(device: str) -> str:
     """The name of the hardware, as costs are remembered by."""
-    if torch.device(device).type == "cuda":
-        return str(torch.cuda.get_device_name(device))
+    if is_accelerator(device):
+        return name_of_device(device)
     return f"cpu-{torch.backends.cpu.get_cpu_capability()}"
 
 
@@ -240,18 +248,19 @@ class _Probe:
         self.signature = signature
         self.ran_out = False  # of memory
         self._number = number
+        self._devices = [device for device in signatures.devices(signature) if is_accelerator(device)]
         self._output_bytes: tuple[int, ...] | None = None
-        self._rise_bytes: int | None = None  # on CUDA
+        self._rise_bytes: int | None = None  # on an accelerator
         self._time_us: float | None = None
 
     def run(self, *, timed: bool) -> None:
         try:
             # As it runs in a captured graph, whatever the caller is in the middle of.
             with (
-                torch.random.fork_rng(enabled=True),
                 _torch.no_modes(),
+                generators_kept(self._devices),
                 torch.no_grad(),
-                torch.autocast("cpu", enabled=False),
+                without_autocast(),
             ):
                 operator, args, kwargs = signatures.decode(self.signature, shares_memory=not timed)
                 args = _PREPARATIONS.get(str(operator), _as_they_are)(args)
@@ -262,16 +271,18 @@ class _Probe:
 
     def _measure(self, operator: Any, args: list[Any], kwargs: dict[str, Any], *, timed: bool) -> None:
         results: list[Any] = []
-        if _on_cuda(args):
+        if self._devices:
             operator(*args, **kwargs)  # the first call may prepare something once; on a CPU not in torch's memory
-            self._rise_bytes = _rise_on_cuda(lambda: results.append(operator(*args, **kwargs)))
+            watch = MemoryWatch(self._devices[0], requested=True)
+            results.append(operator(*args, **kwargs))
+            self._rise_bytes = watch.rise_bytes()
         else:
             set_mark(str(self._number))
             results.append(operator(*args, **kwargs))
             set_mark(_END)
         self._output_bytes = tuple(_fresh_bytes(results.pop(), (args, kwargs)))
         if timed:
-            self._time_us = _time_us(lambda: operator(*args, **kwargs), args)
+            self._time_us = _time_us(lambda: operator(*args, **kwargs), self._devices)
 
     def cost(self, rises: Mapping[int, int]) -> OperatorCost | None:
         """Return what was seen; None if it did not run."""
@@ -304,34 +315,19 @@ def _with_rnn_workspace(args: list[Any]) -> list[Any]:
 _PREPARATIONS = {"aten.mkldnn_rnn_layer_backward.default": _with_rnn_workspace}
 
 
-def _rise_on_cuda(run: Callable[[], Any]) -> int:
-    """How far the live bytes rise above where they started."""
-    before_bytes = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before_bytes
-
-
-def _time_us(run: Callable[[], Any], args: list[Any]) -> float:
+def _time_us(run: Callable[[], Any], devices: Sequence[torch.device]) -> float:
     """Median time of cold runs, see Note [Cold operators]."""
-    on_cuda = _on_cuda(args)
-    filler = torch.empty(_CACHE_FILLER_BYTES, dtype=torch.uint8, device="cuda" if on_cuda else "cpu")
+    device = devices[0] if devices else torch.device("cpu")
+    filler = torch.empty(_CACHE_FILLER_BYTES, dtype=torch.uint8, device=device)
     times = []
     for _ in range(_TIMED_RUNS):
         filler.add_(1)
-        if on_cuda:
-            torch.cuda.synchronize()
+        synchronize(device)
         start = time.perf_counter_ns()
         run()
-        if on_cuda:
-            torch.cuda.synchronize()
+        synchronize(device)
         times.append((time.perf_counter_ns() - start) / 1000)
     return statistics.median(times)
-
-
-def _on_cuda(args: list[Any]) -> bool:
-    return any(tensor.is_cuda for tensor in tensors_in(args))
 
 
 def _fresh_bytes(result: Any, arguments: Any) -> Iterator[int]:

@@ -141,12 +141,16 @@ class Call {
 class Draws {
  public:
   explicit Draws(const at::Generator& ours) : ours_(ours), cpu_(at::detail::getDefaultCPUGenerator()) {
+    const int device = std::exchange(working_on, -1);  // states are in the memory of the host
     before_ = cpu_.get_state();
     cpu_.set_state(ours_.get_state());
+    working_on = device;
   }
   ~Draws() {
+    const int device = std::exchange(working_on, -1);
     ours_.set_state(cpu_.get_state());
     cpu_.set_state(before_);
+    working_on = device;
   }
 
  private:
