@@ -15,6 +15,7 @@ BENCHMARKS = SOURCE.parents[1] / "benchmarks"
 
 DATA = {
     "accelerator",
+    "transfers",
     "errors",
     "units",
     "files",
@@ -59,6 +60,7 @@ BELOW_REPORT = BELOW_STEP | {"step", "multilevel", "distributed", "integrations"
 
 MAY_IMPORT = {
     "accelerator": {"errors"},
+    "transfers": {"accelerator"},
     "errors": set(),
     "units": {"errors"},
     "files": {"errors"},

@@ -1,4 +1,3 @@
-import pytest
 import torch
 
 from memfit._memory_events import set_mark
@@ -42,6 +41,3 @@ def test_what_was_there_before_is_seen_to_be_released():
 def test_a_run_without_marks_is_one_stretch():
     (stretch,) = measure_stretches(lambda: torch.zeros(KIB), resident=[])
     assert (stretch.start_bytes, stretch.peak_bytes, stretch.end_bytes) == (0, 4 * KIB, 0)
-
-
-@pytest.mark.gpu

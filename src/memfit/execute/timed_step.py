@@ -50,9 +50,11 @@ from memfit.execute.rebuild import OPERATION, ProgramBuilder, owned
 from memfit.ir import Compute, Graph, Operation, Phase, Program
 from memfit.ops.calls import faithful_call
 from memfit.ops.inplace import in_place_form
+from memfit.ops.offload import bring_back, send_out
 from memfit.ops.registry import find_lean_operator
 from memfit.ops.stretch import PREFIX, Stretch
 from memfit.tensors import is_all_zero, same_bits, states_by_name, tensors_in
+from memfit.transfers import transfers_of
 
 _SAMPLES = 3  # extra runs of calls that look alike
 _SLACK = 0.05  # of what an extra run takes, on top: memory of results that the graph does not read is not counted
@@ -393,7 +395,17 @@ def _function(module: fx.GraphModule, node: fx.Node, target: Any) -> Callable[..
         return lambda: constant
     if target is torch.ops.aten.detach.default or target is owned:
         return _same  # below autograd there is nothing to detach from, and outside of it nobody keeps a graph
+    if target in (send_out, bring_back):
+        return functools.partial(_transferred, target)
     return target if isinstance(target, _Comparison) else faithful_call(target)
+
+
+def _transferred(target: Callable[..., torch.Tensor], values: torch.Tensor, *layout: Any) -> torch.Tensor:
+    """Move a value and wait for that: its time is its own, and not that of who reads it."""
+    moved = target(values, *layout)
+    for device in accelerators_of([values, moved]):
+        transfers_of(device).wait()
+    return moved
 
 
 def _same(value: Any) -> Any:

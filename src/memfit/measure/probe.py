@@ -280,7 +280,7 @@ class _Probe:
             set_mark(str(self._number))
             results.append(operator(*args, **kwargs))
             set_mark(_END)
-        self._output_bytes = tuple(_fresh_bytes(results.pop(), (args, kwargs)))
+        self._output_bytes = tuple(_fresh_bytes(results.pop(), (args, kwargs), on_accelerator=bool(self._devices)))
         if timed:
             self._time_us = _time_us(lambda: operator(*args, **kwargs), self._devices)
 
@@ -330,10 +330,11 @@ def _time_us(run: Callable[[], Any], devices: Sequence[torch.device]) -> float:
     return statistics.median(times)
 
 
-def _fresh_bytes(result: Any, arguments: Any) -> Iterator[int]:
-    """Sizes of the storages a call made, in the order of its results."""
+def _fresh_bytes(result: Any, arguments: Any, *, on_accelerator: bool) -> Iterator[int]:
+    """Sizes of the storages a call made, in the order of its results; beside an accelerator, host memory is none."""
     seen = {storage_key(tensor) for tensor in tensors_in(arguments)}
     for tensor in tensors_in(result):
         if storage_key(tensor) not in seen:
             seen.add(storage_key(tensor))
-            yield tensor.untyped_storage().nbytes()
+            is_elsewhere = on_accelerator and not is_accelerator(tensor.device)
+            yield 0 if is_elsewhere else tensor.untyped_storage().nbytes()

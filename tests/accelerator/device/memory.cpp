@@ -65,9 +65,13 @@ void check_free(const Block& block) {
     return;  // pinned memory waits for its copies by itself
   }
   auto& seen = devices[block.device].seen[block.stream];
-  for (auto [stream, when] : block.touched) {
-    if (stream != block.stream && seen[stream] < when && !block.recorded.count(stream)) {
-      race("freed while stream " + std::to_string(stream) + " uses it: " + std::to_string(block.asked_bytes) + " bytes");
+  for (const Clock& clock : {block.written, block.read}) {
+    for (auto [stream, when] : clock) {
+      if (stream != block.stream && seen[stream] < when && !block.recorded.count(stream)) {
+        race(
+            "freed while stream " + std::to_string(stream) + " uses it: " + std::to_string(block.asked_bytes) +
+            " bytes");
+      }
     }
   }
 }
@@ -106,7 +110,7 @@ void* allocate(size_t bytes, int device) {
   if (device >= 0) {
     reserve(devices[device], device, block.bytes);
     block.stream = devices[device].current_stream;
-    block.touched[block.stream] = devices[device].seen[block.stream][block.stream];
+    block.written[block.stream] = devices[device].seen[block.stream][block.stream];
   }
   void* data = nullptr;
   TORCH_CHECK(posix_memalign(&data, 64, block.bytes) == 0, "the host of the simulated device is out of memory");
@@ -159,21 +163,27 @@ uint64_t begin_work(int device, int64_t stream) {
   return ++devices[device].seen[stream][stream];
 }
 
-void touch(const void* data, int device, int64_t stream, const char* what) {
+void touch(const void* data, int device, int64_t stream, bool writes) {
   std::lock_guard guard(lock);
   Block* block = block_of(data);
   if (block == nullptr) {
     return;
   }
   auto& seen = devices[device].seen[stream];
-  for (auto [other, when] : block->touched) {
-    if (other != stream && seen[other] < when) {
-      race(
-          std::string(what) + " on stream " + std::to_string(stream) + " did not wait for stream " +
-          std::to_string(other) + ": " + std::to_string(block->asked_bytes) + " bytes");
+  auto check = [&](const Clock& clock) {
+    for (auto [other, when] : clock) {
+      if (other != stream && seen[other] < when) {
+        race(
+            std::string(writes ? "a write" : "a read") + " on stream " + std::to_string(stream) +
+            " did not wait for stream " + std::to_string(other) + ": " + std::to_string(block->asked_bytes) + " bytes");
+      }
     }
+  };
+  check(block->written);
+  if (writes) {
+    check(block->read);
   }
-  block->touched[stream] = seen[stream];
+  (writes ? block->written : block->read)[stream] = seen[stream];
 }
 
 void synchronize(int device, int64_t stream, uint64_t count) {

@@ -3,8 +3,8 @@
 // Note [Clocks]
 //   Work runs at once and in the order in which it is asked for. What a real device could do in another order is found by
 //   clocks: every stream counts its work, and knows up to which count of other streams it has waited. A block remembers
-//   which work of which stream touched it last. Who reads, writes or frees a block without having waited for that is a
-//   race, and is written down.
+//   which work of which stream wrote and read it last. Who reads without having waited for the writers, or writes or frees
+//   without having waited for all, is in a race, and that is written down.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -31,7 +31,7 @@ struct Block {
   size_t bytes = 0;
   int device = 0;  // -1: pinned memory of the host
   int64_t stream = 0;  // that it was allocated on
-  Clock touched;
+  Clock written, read;
   std::set<int64_t> recorded;  // streams that it must outlive
 };
 
@@ -60,7 +60,7 @@ Block* block_of(const void* data);         // also in its middle; nullptr: not o
 size_t pinned_bytes();
 
 uint64_t begin_work(int device, int64_t stream);  // one more piece of work of a stream
-void touch(const void* data, int device, int64_t stream, const char* what);
+void touch(const void* data, int device, int64_t stream, bool writes);
 void synchronize(int device, int64_t stream, uint64_t count);  // the host waits
 c10::DeviceAllocator* device_allocator();
 c10::Allocator* pinned_allocator();

@@ -47,7 +47,7 @@ class Call {
     working_on = before_;
   }
 
-  at::Tensor to_cpu(const at::Tensor& tensor) {
+  at::Tensor to_cpu(const at::Tensor& tensor, bool writes = false) {
     if (!is_ours(tensor)) {
       return tensor;
     }
@@ -56,7 +56,7 @@ class Call {
     if (known != shown_.end()) {
       return known->second;
     }
-    touch(tensor.storage().data(), device_, stream_, "an operator");
+    touch(tensor.storage().data(), device_, stream_, writes);
     at::Tensor cpu = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(storage_of(tensor.storage())), kCpuKeys, tensor.dtype());
     cpu.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());
     shown_.emplace(impl, cpu);
@@ -120,7 +120,7 @@ class Call {
       const size_t bytes = cpu.nbytes();
       c10::Storage own = cpu;
       c10::DataPtr data = own.set_data_ptr(c10::DataPtr());
-      touch(data.get(), device_, stream_, "an operator");
+      touch(data.get(), device_, stream_, true);
       data.unsafe_set_device(device());
       c10::Storage made(c10::Storage::use_byte_size_t(), bytes, std::move(data), device_allocator(), true);
       known = devices_.emplace(cpu.unsafeGetStorageImpl(), made).first;
@@ -177,14 +177,14 @@ int device_of(const std::vector<c10::IValue>& arguments) {
   return current_device;
 }
 
-c10::IValue shown(Call& call, const c10::IValue& value) {
+c10::IValue shown(Call& call, const c10::IValue& value, bool writes) {
   if (value.isTensor()) {
-    return call.to_cpu(value.toTensor());
+    return call.to_cpu(value.toTensor(), writes);
   }
   if (value.isTensorList()) {
     std::vector<at::Tensor> tensors = value.toTensorVector();
     for (auto& tensor : tensors) {
-      tensor = call.to_cpu(tensor);
+      tensor = call.to_cpu(tensor, writes);
     }
     return c10::IValue(c10::List<at::Tensor>(tensors));
   }
@@ -222,12 +222,14 @@ void on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const int device = device_of(arguments);
   Call call(device);
   at::Generator generator = at::detail::getPrivateUse1Hooks().getDefaultGenerator(static_cast<c10::DeviceIndex>(device));
-  for (const auto& each : arguments) {
+  for (size_t place = 0; place < count; place++) {
+    const auto& each = arguments[place];
+    const auto* alias = op.schema().arguments()[place].alias_info();
     if (each.isGenerator() && each.toGenerator().device().type() == kDevice) {
       generator = each.toGenerator();
       stack->emplace_back(at::detail::getDefaultCPUGenerator());
     } else {
-      stack->push_back(shown(call, each));
+      stack->push_back(shown(call, each, alias != nullptr && alias->isWrite()));
     }
   }
   arguments.clear();
@@ -277,10 +279,10 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   const int64_t stream = devices[device].current_stream;
   {
     Call call(device);
-    const at::Tensor target = call.to_cpu(to), source = call.to_cpu(from);
+    const at::Tensor target = call.to_cpu(to, true), source = call.to_cpu(from);
     for (const at::Tensor& each : {from, to}) {
       if (!is_ours(each)) {
-        touch(each.storage().data(), device, stream, "a copy");  // pinned memory
+        touch(each.storage().data(), device, stream, each.is_same(to));  // pinned memory
       }
     }
     if (target.sizes() == source.sizes() || source.numel() > 0) {
