@@ -39,7 +39,7 @@ from memfit.outside_loss import gradient_starts, loss_memory
 from memfit.plan.captured import CapturedStep
 from memfit.plan.identity import identity_program
 from memfit.plan.problem import Costs, handed_out_together
-from memfit.plan.simulate import simulate
+from memfit.plan.simulate import Timeline, simulate
 from memfit.recipe import AVAILABLE, Recipe, budget_bytes, is_fraction, without_channels_last
 from memfit.tensors import storage_bytes
 
@@ -75,6 +75,9 @@ class Prepared:
     bounded: frozenset[str] = frozenset()  # operators whose workspace is bounded from above: too big to be run here
 
     def peak_bytes(self, program: Program) -> int:
+        return self.timeline(program).peak_bytes
+
+    def timeline(self, program: Program) -> Timeline:
         return simulate(
             self.graph,
             program,
@@ -82,7 +85,7 @@ class Prepared:
             optimizer=self.optimizer,
             loss=self.loss,
             granularity_bytes=self.granularity_bytes,
-        ).peak_bytes
+        )
 
     def are_timed(self, program: Program) -> bool:
         """Return whether steps have shown what everything takes that a program runs, and what it is compared with."""
