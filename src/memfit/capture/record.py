@@ -34,7 +34,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memfit import _torch
-from memfit.capture.eager_calls import drawn, made_from_draws, refuse_casts_inside, written
+from memfit.capture.eager_calls import (
+    drawn,
+    made_from_draws,
+    refuse_casts_inside,
+    statistics_written,
+    with_statistics_apart,
+    written,
+)
 from memfit.tensors import tensors_in
 
 ANNOTATION = "memfit"
@@ -202,11 +209,12 @@ class Recorder(TorchDispatchMode):
         if self._casts and self._runs:
             refuse_casts_inside(func)
         source, checkpoint = self._caller()
-        if checkpoint is not None and self._runs and func._schema.is_mutable:
-            self._refuse_buffers(_written(func, args))
+        statistics = statistics_written(func, args) if self._runs else []
+        if checkpoint is not None and self._runs and (func._schema.is_mutable or statistics):
+            self._refuse_buffers([*_written(func, args), *statistics])
         mark = Mark(self._modules.innermost, source, _overwrites_first(func), checkpoint)
         with _torch.annotation({ANNOTATION: mark}):
-            result = _call(func, args, kwargs)
+            result = (with_statistics_apart if statistics else _call)(func, args, kwargs)
         self._known.follow(func, args, kwargs, result)
         return result
 
