@@ -1,6 +1,7 @@
 """Steps, remembered plans, other devices than the current one, and what a step must not do twice."""
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,10 +10,12 @@ from torch import nn
 from torch.nn import functional as F
 
 import memfit
-from memfit.accelerator import accelerator_of, generator_states
+from memfit.accelerator import MemoryWatch, accelerator_of, device_of_backend, generator_states
 from memfit.errors import InvalidModel
 from memfit.measure.available import available
 from memfit.measure.peak import PeakWatch, measure_peak
+from memfit.measure.probe import device_name, measured_costs
+from memfit.measure.signature import encode
 from memfit.step.random_state import random_state, set_random_state
 
 
@@ -147,6 +150,67 @@ def test_the_state_of_generators_is_kept_with_a_run(device: torch.device) -> Non
     assert torch.equal(torch.rand(3, device=device), drawn[0])
     assert torch.equal(torch.rand(3, device=torch.device(NAME, 1)), drawn[1])
     assert set(generator_states([device])) == {"cpu", str(device)}
+
+
+def test_state_on_disk_makes_the_bits_of_eager(device: torch.device, tmp_path: Path) -> None:
+    eager, batch = model_and_batch(device)
+    stepped = copy.deepcopy(eager)
+    step = memfit.Step(
+        stepped, torch.optim.AdamW(stepped.parameters()), loss, state_tier="disk", directory=str(tmp_path)
+    )
+    torch.manual_seed(1)
+    for _ in range(3):
+        step(batch)
+    torch.manual_seed(1)
+    assert are_equal(trained(eager, batch, torch.optim.AdamW(eager.parameters())), stepped)
+
+
+def test_blocks_are_not_taken_for_workspaces(device: torch.device) -> None:
+    small = torch.zeros(999, device=device)
+    signature = encode(torch.ops.aten.add.Tensor, (small, small), {})
+    cost = measured_costs([signature], device=str(device))[signature]
+    assert (cost.workspace_bytes, cost.output_bytes) == (0, (999 * 4,))
+
+
+def test_the_backward_of_cudnn_batch_norm_is_measured(device: torch.device) -> None:
+    images, row = torch.zeros(4, 8, 16, 16, device=device), torch.ones(8, device=device)
+    reserve = torch.zeros(0, dtype=torch.uint8, device=device)
+    arguments = (images, images, row, row, row, row, row, 1e-5, reserve)
+    signature = encode(torch.ops.aten.cudnn_batch_norm_backward.default, arguments, {})
+    assert measured_costs([signature], device=str(device))[signature].output_bytes[0] == images.nbytes
+
+
+def test_costs_are_not_those_of_other_settings(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = device_name(str(device))
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    assert device_name(str(device)) != before
+
+
+class AsksAboutConstants(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        steps = torch.arange(1000, device=rows.device)
+        if bool((steps == steps).all()):
+            rows = rows + 1
+        return self.layer(rows).sum()
+
+
+def test_values_that_a_trace_knows_take_no_memory_of_the_device(device: torch.device) -> None:
+    model, rows = AsksAboutConstants().to(device), torch.ones(4, 8).to(device)
+    watch = MemoryWatch(device)
+    memfit.estimate(model, rows, measure=False)
+    assert watch.rise_bytes() < 8000
+
+
+def test_ranks_talk_through_the_device_that_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: NAME)
+    with torch.accelerator.device_index(1):
+        assert device_of_backend() == torch.device(NAME, 1)
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda: "gloo")
+    assert device_of_backend() == torch.device("cpu")
 
 
 class CudnnNormalized(nn.Module):

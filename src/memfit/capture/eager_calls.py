@@ -29,6 +29,8 @@ from typing import Any
 
 import torch
 
+from memfit.ops.calls import WRITES_STATISTICS
+
 aten = torch.ops.aten
 
 _AT_ONCE_BYTES = 128  # of elements that kernels compute together
@@ -39,7 +41,6 @@ _ROUNDED_BY_PLACE = {
 }
 
 
-WRITES_STATISTICS = (aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default)
 _STATISTICS = slice(3, 5)  # among their arguments
 _TRAINING = 5
 

@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memfit import _torch
+from memfit.accelerator import is_accelerator
 from memfit.capture.eager_calls import (
     drawn,
     made_from_draws,
@@ -133,7 +134,7 @@ class KnownValues:
             return
         values = iter(known)
         real_args, real_kwargs = pytree.tree_map(
-            lambda leaf: next(values) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs)
+            lambda leaf: next(values) if isinstance(leaf, torch.Tensor) else _on_host(leaf), (args, kwargs)
         )
         with _torch.no_modes(), torch.no_grad():
             real = operator(*real_args, **real_kwargs)
@@ -276,6 +277,11 @@ def _written(operator: Any, args: Any) -> list[Any]:
 def draws(operator: Any) -> bool:
     """Whether an operator draws from a generator."""
     return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
+
+
+def _on_host(leaf: Any) -> Any:
+    """Known values are computed in host memory, wherever the step computes them."""
+    return torch.device("cpu") if isinstance(leaf, torch.device) and is_accelerator(leaf) else leaf
 
 
 def _is_small(result: Any) -> bool:

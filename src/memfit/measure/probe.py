@@ -31,6 +31,7 @@ from memfit.accelerator import (
     without_autocast,
 )
 from memfit.errors import first_line
+from memfit.files import hash_of
 from memfit.measure import signature as signatures
 from memfit.measure.available import available
 from memfit.measure.cost import CostCache, OperatorCost
@@ -234,10 +235,25 @@ def _rises(events: Iterable[tuple[str, int]]) -> dict[int, int]:
     return rises
 
 
+def kernel_settings() -> list[Any]:
+    """Return what users set in torch, and what is installed, that decides which kernels run."""
+    backends: Any = torch.backends
+    cudnn, cuda, mkldnn = backends.cudnn, backends.cuda, backends.mkldnn
+    return [
+        torch.are_deterministic_algorithms_enabled(),
+        mkldnn.enabled,
+        [cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.version()],
+        [each.fp32_precision for each in (backends, cuda.matmul, cudnn.conv, cudnn.rnn)],
+        [each.fp32_precision for each in (mkldnn.matmul, mkldnn.conv, mkldnn.rnn)],
+        [cuda.matmul.allow_fp16_reduced_precision_reduction, cuda.matmul.allow_bf16_reduced_precision_reduction],
+        [*_torch.attention_settings()],
+    ]
+
+
 def device_name(device: str) -> str:
-    """The name of the hardware, as costs are remembered by."""
+    """The name of the hardware, as costs are remembered by, and what decides which kernels an accelerator runs."""
     if is_accelerator(device):
-        return name_of_device(device)
+        return f"{name_of_device(device)}-{hash_of(kernel_settings())[:8]}"
     return f"cpu-{torch.backends.cpu.get_cpu_capability()}"
 
 
@@ -312,7 +328,17 @@ def _with_rnn_workspace(args: list[Any]) -> list[Any]:
     return [*args[:-1], layer(*args[:7], *flags)[3]]
 
 
-_PREPARATIONS = {"aten.mkldnn_rnn_layer_backward.default": _with_rnn_workspace}
+def _with_reserve(args: list[Any]) -> list[Any]:
+    """The last argument comes from the forward operator: empty for most layouts, and opaque for the others."""
+    images, _, weight, _, _, _, _, eps, _ = args
+    forward = torch.ops.aten.cudnn_batch_norm.default
+    return [*args[:-1], forward(images, weight, torch.zeros_like(weight), None, None, True, 0.1, eps)[3]]
+
+
+_PREPARATIONS = {
+    "aten.mkldnn_rnn_layer_backward.default": _with_rnn_workspace,
+    "aten.cudnn_batch_norm_backward.default": _with_reserve,
+}
 
 
 def _time_us(run: Callable[[], Any], devices: Sequence[torch.device]) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from memfit.ops.calls import WRITES_STATISTICS
 from memfit.ops.registry import find_function, is_lean_function, name_of
 
 _NOT_COMPILED = "!"
@@ -213,7 +214,7 @@ def _only_reads(operator: Any) -> bool:
     if is_lean_function(operator):
         return True
     schema = getattr(operator, "_schema", None)
-    return schema is not None and not schema.is_mutable
+    return schema is not None and not schema.is_mutable and operator not in WRITES_STATISTICS
 
 
 class _Filled:
