@@ -227,7 +227,11 @@ def test_what_the_caller_is_in_the_middle_of_does_not_change_a_cost(around) -> N
     assert cost.output_bytes == (8 * 8 * 4,)
 
 
-def test_settings_of_kernels_can_be_read_whichever_way_they_were_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_of_kernels_can_be_read_whichever_way_they_were_set():
     before = kernel_settings()
-    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
-    assert kernel_settings() != before
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert kernel_settings() != before
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "none"
+    assert kernel_settings() == before
