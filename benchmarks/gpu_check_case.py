@@ -19,7 +19,6 @@ PLANS: dict[str, dict[str, Any]] = {
     "half, by offloading alone": {"allow": ("offload",)},
 }
 _SHARE = 0.5  # of the activations
-_PAIRS = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +58,7 @@ class GpuResult:
         return cls(**fields | {"plans": tuple(PlanResult(**each) for each in fields["plans"])})
 
 
-def run_case(case: Case, device: torch.device) -> GpuResult:
+def run_case(case: Case, device: torch.device, *, search_s: float = 5.0, pairs: int = 5) -> GpuResult:
     """Check one case; the process should have nothing else on the device."""
     torch.manual_seed(0)
     model = case.make_model().train().to(device)
@@ -78,7 +77,7 @@ def run_case(case: Case, device: torch.device) -> GpuResult:
         estimated_reserved_bytes=estimate.reserved_bytes or 0,
         measured_reserved_bytes=reserved_bytes,
         undecided=undecided,
-        plans=tuple(_plan(case, model, batch, made[0], undecided, name) for name in PLANS),
+        plans=tuple(_plan(case, model, batch, made[0], undecided, name, search_s, pairs) for name in PLANS),
     )
 
 
@@ -122,20 +121,27 @@ def _differing(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> 
 
 
 def _plan(
-    case: Case, model: nn.Module, batch: Any, eager: dict[str, torch.Tensor], undecided: tuple[str, ...], name: str
+    case: Case,
+    model: nn.Module,
+    batch: Any,
+    eager: dict[str, torch.Tensor],
+    undecided: tuple[str, ...],
+    name: str,
+    search_s: float,
+    pairs: int,
 ) -> PlanResult:
     sample = case.sample(batch)
     try:
         whole = memfit.plan(model, sample, time_limit=1.0, **PLANS[name])
         kept_bytes = whole.persistent_bytes
         budget_bytes = kept_bytes + int(_SHARE * (whole.unplanned_peak_bytes - kept_bytes))
-        plan = memfit.plan(model, sample, budget=budget_bytes, **PLANS[name])
+        plan = memfit.plan(model, sample, budget=budget_bytes, time_limit=search_s, **PLANS[name])
     except MemfitError as error:
         return PlanResult(name=name, refused=first_line(error))
     planned = copy.deepcopy(model)
     memfit.apply(plan, planned, sample)
     differing = tuple(each for each in _differing(eager, _step_of(case, planned, batch)) if each not in undecided)
-    seen = profile(copy.deepcopy(model), plan, sample, eager=True, pairs=_PAIRS)
+    seen = profile(copy.deepcopy(model), plan, sample, eager=True, pairs=pairs)
     return PlanResult(
         name=name,
         budget_bytes=budget_bytes,

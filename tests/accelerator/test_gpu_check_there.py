@@ -13,7 +13,7 @@ from benchmarks.models import Case
 
 
 def case() -> Case:
-    layers = [each for _ in range(3) for each in (torch.nn.Linear(64, 64), torch.nn.Sigmoid())]
+    layers = [each for _ in range(6) for each in (torch.nn.Linear(64, 64), torch.nn.Sigmoid())]
     return Case(
         name="tiny",
         batch_size=2048,
@@ -26,7 +26,7 @@ def case() -> Case:
 
 def test_a_case_is_checked_and_written_down(device: torch.device, tmp_path: Path) -> None:
     assert chosen_device(None) == device
-    result = run_case(case(), device)
+    result = run_case(case(), device, search_s=0.5, pairs=1)
     assert abs(result.error) < 0.02
     assert result.undecided == ()
     assert all(not plan.differing for plan in result.plans)
