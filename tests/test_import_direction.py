@@ -14,6 +14,8 @@ SOURCE = Path(memfit.__file__).parent
 BENCHMARKS = SOURCE.parents[1] / "benchmarks"
 
 DATA = {
+    "accelerator",
+    "transfers",
     "errors",
     "units",
     "files",
@@ -57,6 +59,8 @@ BELOW_STEP = BELOW_API | {"api", "prove"}
 BELOW_REPORT = BELOW_STEP | {"step", "multilevel", "distributed", "integrations", "zoo", "doctor"}
 
 MAY_IMPORT = {
+    "accelerator": {"errors"},
+    "transfers": {"accelerator"},
     "errors": set(),
     "units": {"errors"},
     "files": {"errors"},
@@ -69,7 +73,7 @@ MAY_IMPORT = {
     "_kernel_cache": set(),
     "_kernel_batches": set(),
     "_kept_kernels": {"errors", "files", "machine"},
-    "_memory_events": set(),
+    "_memory_events": {"accelerator"},
     "machine": set(),
     "malloc": set(),
     "progress": set(),

@@ -7,8 +7,6 @@
     Marks the release of storages that were allocated before, see Note [Allocated before].
 `_without_unknown_blocks` rests on the variable `FLAGS_caffe2_log_level` of libc10
     The level that torch's C++ code logs from, which `TORCH_CPP_LOG_LEVEL` sets at the start of a process.
-`cuda_memory_events` rests on `torch.cuda.memory._record_memory_history`, `_snapshot`
-    The same on CUDA.
 
 Note [Allocated before]
     The profiler knows the size of a block only if it saw the allocation. It reports no release of a block that was
@@ -17,6 +15,11 @@ Note [Allocated before]
     keeps the Python object of a storage as long as the storage itself, and the finalizer of that object marks the
     release of a storage that a caller names. A storage that is resized while it is recorded counts with its
     first size until it is gone, and what it grows to counts beside it.
+
+Note [Totals of a device]
+    The backward pass of an accelerator runs on threads of its own, which drop some values where the profiler does not
+    look. But with every event it hears how much the device has handed out, so that counts, and a release that was not
+    seen counts from the next event on. Releases of what was there before and nobody named are taken out.
 
 Note [Segments]
     There is one profiler, and what it saw is known when it stops. So where a recorder starts or stops inside another,
@@ -43,12 +46,15 @@ import dataclasses
 import os
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
+
+from memfit.accelerator import allocated_bytes
 
 _MARK = "memfit mark "
 _RELEASE = "memfit release "
@@ -63,6 +69,7 @@ class PriorStorages:
     def __init__(self, storages: Iterable[torch.UntypedStorage] = ()) -> None:
         distinct = list({storage._cdata: storage for storage in storages}.values())
         self._sizes_bytes = [storage.nbytes() for storage in distinct]
+        self.addresses = frozenset(storage.data_ptr() for storage in distinct)
         self._released_ns: dict[int, int] = {}
         self._finalizers = [weakref.finalize(storage, self._release, number) for number, storage in enumerate(distinct)]
         for finalizer in self._finalizers:
@@ -86,17 +93,21 @@ class PriorStorages:
             pass
 
 
-def memory_events(run: Callable[[], Any], before: PriorStorages | None = None) -> list[int]:
-    """Run once and return what every allocation (+) and release (-) on the CPU changed, in order.
+def memory_events(
+    run: Callable[[], Any], before: PriorStorages | None = None, device: torch.device | None = None
+) -> list[int]:
+    """Run once and return what every allocation (+) and release (-) changed, on the CPU or on a device, in order.
 
     Releases of what was allocated before the run are those of the storages in `before`.
     """
-    return [change_bytes for label, change_bytes in marked_memory_events(run, before) if not label]
+    return [change_bytes for label, change_bytes in marked_memory_events(run, before, device) if not label]
 
 
-def marked_memory_events(run: Callable[[], Any], before: PriorStorages | None = None) -> list[tuple[str, int]]:
+def marked_memory_events(
+    run: Callable[[], Any], before: PriorStorages | None = None, device: torch.device | None = None
+) -> list[tuple[str, int]]:
     """Allocations and releases, with "" before each, and the marks set between them, with 0 after each."""
-    recorder = MemoryRecorder(before)
+    recorder = MemoryRecorder(before, device)
     recorder.start()
     try:
         run()
@@ -106,7 +117,7 @@ def marked_memory_events(run: Callable[[], Any], before: PriorStorages | None = 
 
 
 class MemoryRecorder:
-    """Allocator events of the CPU between `start` and `stop`, as `marked_memory_events` returns them.
+    """Allocator events of the CPU or a device between `start` and `stop`, as `marked_memory_events` returns them.
 
     Recorders may be nested, see Note [Segments].
     """
@@ -114,9 +125,11 @@ class MemoryRecorder:
     _active: ClassVar[list["MemoryRecorder"]] = []
     _segment: ClassVar["_Segment | None"] = None
 
-    def __init__(self, before: PriorStorages | None = None) -> None:
+    def __init__(self, before: PriorStorages | None = None, device: torch.device | None = None) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else every start and stop is printed
         self._before = before or PriorStorages()
+        self._device = device
+        self._before_bytes = 0  # what the device had handed out at the start
         self._seen = _Seen()
 
     @classmethod
@@ -125,6 +138,8 @@ class MemoryRecorder:
         return bool(cls._active) or not torch._C._autograd._profiler_enabled()
 
     def start(self) -> None:
+        if self._device is not None:
+            self._before_bytes = allocated_bytes(self._device)
         self._end_segment()
         self._active.append(self)
         self._begin_segment()
@@ -135,10 +150,26 @@ class MemoryRecorder:
         self._begin_segment()
         self._before.stop()
         seen = self._seen
-        events = [*seen.marks, *_of_this_recording(seen.changes), *self._before.releases(seen.released_ns)]
-        if seen.collectives:
-            events += _released_elsewhere(seen)
+        if self._device is not None:
+            events = [*seen.marks, *self._on_device(self._device, seen)]
+        else:
+            changes = seen.changes["cpu", 0]
+            events = [*seen.marks, *_of_this_recording(changes), *self._before.releases(seen.released_ns)]
+            events += _released_elsewhere(seen, changes) if seen.collectives else []
         return [(label, change_bytes) for _, label, change_bytes in sorted(events, key=lambda event: event[0])]
+
+    def _on_device(self, device: torch.device, seen: "_Seen") -> Iterator[tuple[int, str, int]]:
+        """See Note [Totals of a device]."""
+        own: set[int] = set()
+        live_bytes = others_bytes = 0
+        for time_ns, address, change_bytes, total_bytes in sorted(seen.changes[device.type, device.index or 0]):
+            if change_bytes > 0:
+                own.add(address)
+            elif address not in own and address not in self._before.addresses:
+                others_bytes -= change_bytes
+            now_bytes = total_bytes - self._before_bytes + others_bytes
+            yield time_ns, "", now_bytes - live_bytes
+            live_bytes = now_bytes
 
     @classmethod
     @contextlib.contextmanager
@@ -166,18 +197,23 @@ class MemoryRecorder:
             recorder._seen.add(seen)
 
 
+_Place = tuple[str, int]  # kind and index of a device
+_Change = tuple[int, int, int, int]  # time, address, bytes, and what the device has handed out then
+
+
 @dataclasses.dataclass
 class _Seen:
     """What the profiler saw, without its own objects: these do not outlive it."""
 
-    changes: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)  # time, address, bytes
+    changes: dict[_Place, list[_Change]] = dataclasses.field(default_factory=lambda: defaultdict(list))  # by device
     marks: list[tuple[int, str, int]] = dataclasses.field(default_factory=list)
     released_ns: dict[int, int] = dataclasses.field(default_factory=dict)
     collectives: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # start and end
     ends: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # of their work on the backend's thread
 
     def add(self, others: "_Seen") -> None:
-        self.changes += others.changes
+        for device, changes in others.changes.items():
+            self.changes[device] += changes
         self.marks += others.marks
         self.released_ns |= others.released_ns
         self.collectives += others.collectives
@@ -189,9 +225,10 @@ class _Seen:
         for event in _all_events(roots):
             name = event.name
             if event.tag == torch._C._profiler._EventType.Allocation:
-                if event.extra_fields.device.type == "cpu":
-                    fields = event.extra_fields
-                    seen.changes.append((event.start_time_ns, fields.ptr, fields.alloc_size))
+                fields = event.extra_fields
+                device = fields.device.type, fields.device.index or 0
+                total_bytes = 0 if device[0] == "cpu" else fields.total_allocated
+                seen.changes[device].append((event.start_time_ns, fields.ptr, fields.alloc_size, total_bytes))
             elif name.startswith(_MARK):
                 seen.marks.append((event.start_time_ns, name.removeprefix(_MARK), 0))
             elif name.startswith(_RELEASE):
@@ -298,11 +335,11 @@ def _all_events(roots: Sequence[Any]) -> Iterator[Any]:
         yield event
 
 
-def _of_this_recording(changes: list[tuple[int, int, int]]) -> list[tuple[int, str, int]]:
+def _of_this_recording(changes: list[_Change]) -> list[tuple[int, str, int]]:
     """The changes without releases of what was allocated before, see Note [Allocated before]."""
     live: set[int] = set()
     events = []
-    for time_ns, address, change_bytes in sorted(changes, key=lambda change: change[0]):
+    for time_ns, address, change_bytes, _ in sorted(changes, key=lambda change: change[0]):
         if change_bytes > 0:
             live.add(address)
         elif address not in live:
@@ -313,12 +350,12 @@ def _of_this_recording(changes: list[tuple[int, int, int]]) -> list[tuple[int, s
     return events
 
 
-def _released_elsewhere(seen: _Seen) -> list[tuple[int, str, int]]:
+def _released_elsewhere(seen: _Seen, changes: list[_Change]) -> list[tuple[int, str, int]]:
     """The releases that were not seen, see Note [Released elsewhere]."""
-    changes, collectives, ends = seen.changes, seen.collectives, seen.ends
+    collectives, ends = seen.collectives, seen.ends
     releases = []
     following: dict[int, tuple[int, int]] = {}  # by address: time and bytes of its next change
-    for time_ns, address, change_bytes in sorted(changes, reverse=True):
+    for time_ns, address, change_bytes, _ in sorted(changes, reverse=True):
         next_ns, next_bytes = following.get(address, (0, 0))
         following[address] = time_ns, change_bytes
         if change_bytes < 0 or next_bytes < 0:
@@ -330,17 +367,3 @@ def _released_elsewhere(seen: _Seen) -> list[tuple[int, str, int]]:
         if not inside and next_bytes > 0:  # it was released, at the latest when its place was taken
             releases.append((next_ns - 1, "", -change_bytes))
     return releases
-
-
-def cuda_memory_events(run: Callable[[], Any]) -> list[int]:
-    """Run once and return what every allocation (+) and release (-) on the current CUDA device changed."""
-    torch.cuda.memory._record_memory_history(context=None)
-    try:
-        run()
-        torch.cuda.synchronize()
-        traces = torch.cuda.memory._snapshot()["device_traces"]
-    finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
-    signs = {"alloc": 1, "free_completed": -1}
-    events = traces[torch.cuda.current_device()]
-    return [signs[event["action"]] * event["size"] for event in events if event["action"] in signs]

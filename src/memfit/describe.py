@@ -8,9 +8,10 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit.accelerator import GRANULARITY_BYTES, is_accelerator
 from memfit.capture.cuda.capability import Capability, find_capability
 from memfit.capture.sample import Sample
-from memfit.measure.devices import CUDA_GRANULARITY_BYTES, Device
+from memfit.measure.devices import Device
 from memfit.tensors import states_by_name
 
 
@@ -25,6 +26,11 @@ def is_for_cuda(model: nn.Module, target: Device | None) -> bool:
     return torch.device(device_of(model)).type == "cuda" if target is None else target.is_cuda
 
 
+def is_for_accelerator(model: nn.Module, target: Device | None) -> bool:
+    """Whether the step would run on a device with a memory of its own."""
+    return is_accelerator(device_of(model)) if target is None else target.is_cuda
+
+
 def capability_elsewhere(model: nn.Module, target: Device | None) -> Capability | None:
     """What a CUDA device runs that the model is not on; None: the model is traced as it runs where it is."""
     if target is None or target.capability is None or is_for_cuda(model, None):
@@ -34,7 +40,7 @@ def capability_elsewhere(model: nn.Module, target: Device | None) -> Capability 
 
 def granularity_bytes(model: nn.Module, target: Device | None) -> int:
     """What the allocator rounds every storage up to."""
-    return CUDA_GRANULARITY_BYTES if is_for_cuda(model, target) else 1
+    return GRANULARITY_BYTES if is_for_accelerator(model, target) else 1
 
 
 def is_fake(model: nn.Module, sample: Sample) -> bool:

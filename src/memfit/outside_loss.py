@@ -29,7 +29,7 @@ from memfit.capture.rehearse import nothing_remains
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
 from memfit.capture.with_loss import WithLoss
-from memfit.describe import is_fake, is_for_cuda
+from memfit.describe import is_fake, is_for_accelerator
 from memfit.errors import CaptureError, InvalidInput, first_line
 from memfit.execute.kinds import states_of
 from memfit.execute.values import Values
@@ -74,7 +74,7 @@ def loss_memory(
     if loss.function is None:
         assert loss.memory is not None
         return loss.memory.scaled(graph.output_bytes)
-    if device is not None or is_fake(model, sample) or is_for_cuda(model, None):
+    if device is not None or is_fake(model, sample) or is_for_accelerator(model, None):
         return dataclasses.replace(_simulated(loss, model, graph), starts=joint.starts)
     if room_bytes is not None and _LIKELY_SHARE * graph.output_bytes > room_bytes:
         with contextlib.suppress(CaptureError):

@@ -12,14 +12,17 @@ from torch import nn
 
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint
-from memfit.describe import describe_sample, device_of, model_digest
+from memfit.describe import describe_sample, device_of, is_for_accelerator, model_digest
 from memfit.errors import InfeasibleBudget
-from memfit.ir import Program
+from memfit.ir import Phase, Program
 from memfit.measure.optimizer import is_optimizer_name, optimizer_name
+from memfit.ops.offload import OFFLOAD, bring_back
+from memfit.ops.registry import name_of
 from memfit.plan.bounding import wait_until_quiet
 from memfit.plan.expand import program_of
 from memfit.plan.identity import identity_program
 from memfit.plan.plan import Plan, fates_of
+from memfit.plan.prefetch import brought_back_early
 from memfit.plan.problem import Problem
 from memfit.plan.select import selected_values
 from memfit.plan.solve import OPTIMIZER_STEP, OUTSIDE_LOSS, Planner, Solution
@@ -329,7 +332,7 @@ def write_plan(
     """A solution and what is known about it, as a plan."""
     own_us = planner.problem.own_time_us
     step_us = own_us if prepared.unplanned_step_us is None else prepared.unplanned_step_us
-    program = program_of(planner.problem, solution.expansion)
+    program = _with_copies_early(model, prepared, program_of(planner.problem, solution.expansion), recipe, limit)
     return Plan(
         model=type(model).__name__,
         model_digest=model_digest(model),
@@ -357,6 +360,26 @@ def write_plan(
         fates=fates_of(prepared.graph, program),
         program=program,
         step=prepared.captured_step(),
+    )
+
+
+def _with_copies_early(
+    model: nn.Module, prepared: Prepared, program: Program, recipe: Recipe, limit: int | None
+) -> Program:
+    """Hide the copies of an accelerator behind what it computes, see `plan/prefetch.py`."""
+    if OFFLOAD.technique not in recipe.allow or recipe.device is not None or not is_for_accelerator(model, None):
+        return program
+    graph = prepared.graph
+    numbered = enumerate(graph.alternatives, start=len(graph.operations))
+    copies = {number for number, each in numbered if each.target == name_of(bring_back)}
+    timeline = prepared.timeline(program)
+    return brought_back_early(
+        graph,
+        program,
+        copies,
+        live_bytes=[each.live_bytes for each in timeline.moments if each.phase == Phase.BACKWARD],
+        limit_bytes=timeline.peak_bytes if limit is None else max(limit, timeline.peak_bytes),
+        time_us=prepared.costs.time_us,
     )
 
 

@@ -18,7 +18,7 @@ from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import Joint, traced
 from memfit.collecting import collected_later
-from memfit.describe import capability_elsewhere, device_of, granularity_bytes, is_fake, is_for_cuda
+from memfit.describe import capability_elsewhere, device_of, granularity_bytes, is_fake, is_for_accelerator
 from memfit.execute.partition import unplanned_program
 from memfit.execute.timed_step import Limit
 from memfit.execute.timing import SeenTimes, own_times, own_times_of, step_times, with_estimates
@@ -39,7 +39,7 @@ from memfit.outside_loss import gradient_starts, loss_memory
 from memfit.plan.captured import CapturedStep
 from memfit.plan.identity import identity_program
 from memfit.plan.problem import Costs, handed_out_together
-from memfit.plan.simulate import simulate
+from memfit.plan.simulate import Timeline, simulate
 from memfit.recipe import AVAILABLE, Recipe, budget_bytes, is_fraction, without_channels_last
 from memfit.tensors import storage_bytes
 
@@ -75,6 +75,9 @@ class Prepared:
     bounded: frozenset[str] = frozenset()  # operators whose workspace is bounded from above: too big to be run here
 
     def peak_bytes(self, program: Program) -> int:
+        return self.timeline(program).peak_bytes
+
+    def timeline(self, program: Program) -> Timeline:
         return simulate(
             self.graph,
             program,
@@ -82,7 +85,7 @@ class Prepared:
             optimizer=self.optimizer,
             loss=self.loss,
             granularity_bytes=self.granularity_bytes,
-        ).peak_bytes
+        )
 
     def are_timed(self, program: Program) -> bool:
         """Return whether steps have shown what everything takes that a program runs, and what it is compared with."""
@@ -575,7 +578,7 @@ def step_optimizer_memory(
     return optimizer_memory(
         optimizer,
         list(model.parameters()),
-        for_cuda=is_for_cuda(model, target),
+        for_cuda=is_for_accelerator(model, target),
         without_gradient=[parameter for name, parameter in model.named_parameters() if name not in trained],
     )
 

@@ -18,12 +18,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from memfit.accelerator import is_accelerator, name_of_device
 from memfit.capture.sample import Sample
 from memfit.describe import describe_sample, device_of, model_digest
 from memfit.errors import InvalidFile, first_line
 from memfit.files import cache_folder, hash_of, own_version
 from memfit.ir import Compute, Graph, LossMemory, OptimizerMemory, Program
 from memfit.machine import processor
+from memfit.measure.probe import kernel_settings
 from memfit.ops.registry import find_function, in_place_function
 from memfit.ops.stretch import Stretch, compile_all
 from memfit.plan.plan import Plan
@@ -39,7 +41,15 @@ _FORMAT = 3  # to be raised when plans of before are not as good, or not as righ
 def folder_of(recipe: Recipe, model: nn.Module, sample: Sample) -> Path:
     """Where plans for a wish are, see Note [What is the same]."""
     words = [
-        [_FORMAT, own_version(), torch.__version__, processor(), os.cpu_count(), torch.get_num_threads(), _switches()],
+        [
+            _FORMAT,
+            own_version(),
+            torch.__version__,
+            processor(),
+            os.cpu_count(),
+            torch.get_num_threads(),
+            kernel_settings(),
+        ],
         [_device_words(model), model_digest(model), describe_sample(sample)],
         [recipe.budget, recipe.allow, recipe.outputs, recipe.backward_from, recipe.time_limit_s],
         [_selection_words(each) for each in recipe.recompute],
@@ -109,16 +119,6 @@ def can_run_as_planned(graph: Graph, program: Program) -> bool:
     return not any(stretch.failure for stretch in stretches)
 
 
-def _switches() -> list[Any]:
-    """What users set in torch that decides which kernels run."""
-    return [
-        torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
-        torch.backends.mkldnn.enabled,
-        [torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic],
-    ]
-
-
 def _selection_words(selection: Selection) -> str:
     named: Any = selection
     return f"{named.__module__}.{named.__qualname__}" if isinstance(selection, type) else repr(selection)
@@ -126,4 +126,4 @@ def _selection_words(selection: Selection) -> str:
 
 def _device_words(model: nn.Module) -> str:
     device = device_of(model)
-    return f"{device} {torch.cuda.get_device_name(device)}" if device.startswith("cuda") else device
+    return f"{device} {name_of_device(device)}" if is_accelerator(device) else device

@@ -16,6 +16,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from memfit.accelerator import synchronize
 from memfit.capture.rehearse import differentiate, nothing_remains
 from memfit.capture.sample import Sample
 from memfit.describe import device_of, is_fake
@@ -99,9 +100,7 @@ def _sharing_memory(tensors: Any) -> Any:
 
 
 def _wait_for(model: nn.Module) -> None:
-    device = device_of(model)
-    if device.startswith("cuda"):
-        torch.cuda.synchronize(device)
+    synchronize(device_of(model))
 
 
 def _own_copy(sample: Sample) -> Sample:

@@ -156,9 +156,9 @@ def test_this_machine_can_be_read_in_no_time() -> None:
 
 
 def test_a_cuda_device_counts_what_its_allocator_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: ({1: 5000}[index], 9000))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: {1: 700}[index])
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda index: {1: 300}[index])
+    held = {"reserved_bytes.all.current": 700, "allocated_bytes.all.current": 300}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ({1: 5000}[device.index], 9000))
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {1: held}[device.index])
     assert available("cuda:1") == Available(free_bytes=5400, limit="device", parts={"device": 5400})
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert available(torch.device("cuda")).free_bytes == 5400

@@ -203,12 +203,14 @@ def test_a_copy_of_a_collective_that_its_backend_releases_counts_until_the_backe
         event("gloo:all_reduce", 54, 70),
         change(80, 2, -100),  # this one was seen
     ]
-    assert _released_elsewhere(_Seen.of(events)) == [(30, "", -100)]
+    seen = _Seen.of(events)
+    assert _released_elsewhere(seen, seen.changes["cpu", 0]) == [(30, "", -100)]
 
 
 def test_what_was_released_unseen_is_gone_when_its_place_is_taken() -> None:
     changes = [change(1, 7, 40), change(9, 7, 60), change(20, 7, -60)]
-    assert _released_elsewhere(_Seen.of(changes)) == [(8, "", -40)]
+    seen = _Seen.of(changes)
+    assert _released_elsewhere(seen, seen.changes["cpu", 0]) == [(8, "", -40)]
 
 
 def test_a_measurement_inside_another_is_seen_by_both() -> None:

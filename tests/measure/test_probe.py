@@ -7,7 +7,7 @@ import torch
 import memfit
 from memfit.measure import probe
 from memfit.measure.cost import CostCache, OperatorCost
-from memfit.measure.probe import measured_costs
+from memfit.measure.probe import kernel_settings, measured_costs
 from memfit.measure.signature import decode, encode
 
 aten = torch.ops.aten
@@ -225,3 +225,13 @@ def test_what_the_caller_is_in_the_middle_of_does_not_change_a_cost(around) -> N
     with around():
         (cost,) = measured_costs([call], device="cpu", cache=CostCache("around")).values()
     assert cost.output_bytes == (8 * 8 * 4,)
+
+
+def test_settings_of_kernels_can_be_read_whichever_way_they_were_set():
+    before = kernel_settings()
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert kernel_settings() != before
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = "none"
+    assert kernel_settings() == before

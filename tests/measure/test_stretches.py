@@ -1,8 +1,6 @@
-import pytest
 import torch
 
 from memfit._memory_events import set_mark
-from memfit.errors import InvalidModel
 from memfit.measure.stretches import measure_stretches
 
 KIB = 1024
@@ -43,10 +41,3 @@ def test_what_was_there_before_is_seen_to_be_released():
 def test_a_run_without_marks_is_one_stretch():
     (stretch,) = measure_stretches(lambda: torch.zeros(KIB), resident=[])
     assert (stretch.start_bytes, stretch.peak_bytes, stretch.end_bytes) == (0, 4 * KIB, 0)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_model_on_another_device_is_refused():
-    with pytest.raises(InvalidModel, match="only measured on CPU"):
-        measure_stretches(lambda: None, resident=[torch.zeros(1, device="cuda")])

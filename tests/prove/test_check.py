@@ -1,5 +1,6 @@
 """`memfit.check` finds what differs, and says so; what it says of equal steps is true."""
 
+import itertools
 import json
 import math
 
@@ -203,3 +204,34 @@ def test_a_check_is_written_as_json(planned):
     assert written["how"]
     assert written["exact"] is True
     assert len(written["comparisons"]) == 4
+
+
+_CALLS = itertools.count()
+
+
+@torch.library.custom_op("memfit_tests::by_chance", mutates_args=())
+def by_chance(values: torch.Tensor) -> torch.Tensor:
+    """As atomic additions: the same but for rounding, which no two calls have alike."""
+    return values * (1 + 1e-6 * next(_CALLS))
+
+
+by_chance.register_fake(torch.empty_like)
+by_chance.register_autograd(lambda _context, gradient: by_chance(gradient))
+
+
+class PartlyByChance(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, rows):
+        return self.first(rows).square().sum() + by_chance(self.last(rows.cos())).sum()
+
+
+def test_what_two_eager_steps_make_differently_says_nothing_of_a_plan():
+    model, rows = PartlyByChance(), torch.randn(8, 4)
+    found = memfit.check(model, memfit.plan(model, rows), rows)
+    assert found.exact
+    assert "left out is what two eager steps make differently" in found.how
+    assert "last.weight" in found.how
+    assert {each.part: each.compared for each in found.comparisons}["gradients"] == 2  # those of the first layer

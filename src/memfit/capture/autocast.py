@@ -10,12 +10,14 @@ from collections.abc import Iterator
 
 import torch
 
+from memfit.accelerator import kinds
+
 Autocast = tuple[tuple[str, torch.dtype], ...]  # what it casts to, by kind of device, where it is on
 
 
 def autocast_state() -> Autocast:
     """What autocast does here and now."""
-    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    devices = [device for device in kinds() if torch.is_autocast_enabled(device)]
     return tuple((device, torch.get_autocast_dtype(device)) for device in devices)
 
 

@@ -19,6 +19,11 @@ Note [Formulas of subclasses]
     Some backward formulas do otherwise where tensors are of a subclass, as those of a trace are: `prod` looks for
     zeros, and divides where there are none, factorizations multiply in another order. The last bits are others then.
 
+Note [Statistics apart]
+    The batch norm of a GPU's library writes new running statistics into its arguments, and its schema does not say so:
+    a graph that runs it to measure it, or again, would write them again. So it is given copies, and what it makes of
+    those is written into the statistics as any other value, once.
+
 Note [Casts inside]
     What `bilinear` runs calls other operators inside, which cast under autocast. A captured graph runs outside of it,
     where they would not.
@@ -27,6 +32,8 @@ Note [Casts inside]
 from typing import Any
 
 import torch
+
+from memfit.ops.calls import WRITES_STATISTICS
 
 aten = torch.ops.aten
 
@@ -56,6 +63,27 @@ def refuse_other_formulas(operator: Any, args: Any) -> None:
             f"the gradient of {_OTHER_FORMULAS[operator]} is computed otherwise in a trace, with other last bits; "
             "leave that part out of the module that is captured"
         )
+
+
+_STATISTICS = slice(3, 5)  # among their arguments
+_TRAINING = 5
+
+
+def statistics_written(operator: Any, args: Any) -> list[torch.Tensor]:
+    """Return the running statistics that a call writes, see Note [Statistics apart]."""
+    if operator not in WRITES_STATISTICS or not args[_TRAINING]:
+        return []
+    return [each for each in args[_STATISTICS] if isinstance(each, torch.Tensor)]
+
+
+def with_statistics_apart(operator: Any, args: Any, kwargs: Any) -> Any:
+    """Call a batch norm of a library, see Note [Statistics apart]."""
+    copies = [None if each is None else each.clone() for each in args[_STATISTICS]]
+    result = operator(*args[: _STATISTICS.start], *copies, *args[_STATISTICS.stop :], **kwargs)
+    for each, copy in zip(args[_STATISTICS], copies, strict=True):
+        if each is not None:
+            each.copy_(copy)
+    return result
 
 
 def refuse_casts_inside(operator: Any) -> None:

@@ -20,6 +20,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
+from memfit.accelerator import is_accelerator
 from memfit.capture.nodes import (
     FORM_OF,
     REMAKES,
@@ -77,6 +78,8 @@ class _Lowering:
         self._operations: list[Operation] = []
         self._frames: dict[int, int] = {}
         self._last_use = self._find_last_uses()
+        values = (value for node in self._nodes for value in tensors_of(node))
+        self._is_on_accelerator = any(is_accelerator(value.device) for value in values)
         self._forward_targets = {
             node.meta.get("seq_nr"): node.target for node in self._nodes if is_operator(node) and not is_backward(node)
         }
@@ -294,13 +297,18 @@ class _Lowering:
             crosses = draft.phase is Phase.FORWARD and index in read_in_backward
             yield Storage(
                 name=draft.name,
-                size_bytes=draft.value.untyped_storage().nbytes(),
+                size_bytes=self._bytes_of(draft),
                 kind=draft.kind or (Kind.ACTIVATION if crosses else Kind.TEMPORARY),
                 dtype=str(draft.value.dtype).removeprefix("torch."),
                 shape=tuple(draft.value.shape),
                 module=draft.mark.module,
                 source=draft.mark.source,
             )
+
+    def _bytes_of(self, draft: _Draft) -> int:
+        """Of a step on an accelerator, what is in host memory takes none of that device's."""
+        is_elsewhere = self._is_on_accelerator and not is_accelerator(draft.value.device)
+        return 0 if is_elsewhere else draft.value.untyped_storage().nbytes()
 
 
 _PLACEHOLDER_KINDS = {

@@ -34,7 +34,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memfit import _torch
-from memfit.capture.eager_calls import drawn, made_from_draws, refuse_casts_inside, refuse_other_formulas, written
+from memfit.capture.eager_calls import (
+    drawn,
+    made_from_draws,
+    refuse_casts_inside,
+    refuse_other_formulas,
+    statistics_written,
+    with_statistics_apart,
+    written,
+)
 from memfit.tensors import tensors_in
 
 ANNOTATION = "memfit"
@@ -222,11 +230,12 @@ class Recorder(TorchDispatchMode):
         if self._runs:
             refuse_other_formulas(func, args)
         source, checkpoint = self._caller()
-        if checkpoint is not None and self._runs and func._schema.is_mutable:
-            self._refuse_buffers(_written(func, args))
+        statistics = statistics_written(func, args) if self._runs else []
+        if checkpoint is not None and self._runs and (func._schema.is_mutable or statistics):
+            self._refuse_buffers([*_written(func, args), *statistics])
         mark = Mark(self._modules.innermost, source, _overwrites_first(func), checkpoint)
         with _torch.annotation({ANNOTATION: mark}):
-            result = _call(func, args, kwargs)
+            result = (with_statistics_apart if statistics else _call)(func, args, kwargs)
         self._known.follow(func, args, kwargs, result)
         return result
 

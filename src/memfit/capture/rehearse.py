@@ -9,12 +9,13 @@ Note [Starts of gradients]
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
+from memfit.accelerator import accelerators_of, generator_states, generators_kept
 from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.hooks import run_without_hooks
 from memfit.capture.outputs import differentiated, take_apart
@@ -49,7 +50,7 @@ def nothing_remains(model: nn.Module, sample: Sample, *, keep: Keep = copied) ->
 
     Hooks of the user's do nothing meanwhile, see Note [Hooks run as often as in eager] in `hooks.py`.
     """
-    devices = sorted({tensor.device.index for tensor in model.parameters() if tensor.is_cuda})
+    devices = accelerators_of([*model.parameters(), *model.buffers(), *sample.tensors()])
     gradients = [(leaf, leaf.grad) for leaf in _leaves(model, sample).values()]
     # Metrics keep tensors that are no buffers and change them in place.
     plain = [value for part in model.modules() for value in vars(part).values() if isinstance(value, torch.Tensor)]
@@ -68,17 +69,6 @@ def nothing_remains(model: nn.Module, sample: Sample, *, keep: Keep = copied) ->
                     before = kept()
                     if _was_changed(buffer, before):  # not all can be written to: expanded ones, those of inference
                         buffer.copy_(before)
-
-
-@contextlib.contextmanager
-def generators_kept(cuda: Sequence[int]) -> Iterator[None]:
-    """Put generators back at the end; the state of the CPU's is kept outside of the memory of tensors."""
-    state = bytearray(torch.get_rng_state().numpy().tobytes())
-    try:
-        with torch.random.fork_rng(cuda) if cuda else contextlib.nullcontext():
-            yield
-    finally:
-        torch.set_rng_state(torch.frombuffer(state, dtype=torch.uint8))
 
 
 def _was_changed(tensor: torch.Tensor, before: torch.Tensor) -> bool:
@@ -146,7 +136,7 @@ def with_results(
                 outputs={f"output {number}": output for number, output in enumerate(outputs)},
                 gradients={name: leaf.grad for name, leaf in _leaves(model, sample).items() if leaf.grad is not None},
                 buffers=_buffers(model),
-                generator={"generator": torch.get_rng_state()},
+                generator=_generators(model, sample),
             )
         )
 
@@ -171,13 +161,20 @@ def forward_with_results(
                 outputs={f"output {number}": output for number, output in enumerate(starts)},
                 gradients={},
                 buffers=_buffers(model),
-                generator={"generator": torch.get_rng_state()},
+                generator=_generators(model, sample),
             )
         )
 
 
 def _buffers(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: buffer.detach() for name, buffer in model.named_buffers()}
+
+
+def _generators(model: nn.Module, sample: Sample) -> dict[str, torch.Tensor]:
+    """Where generators stand, of every device that the step may have drawn on."""
+    devices = accelerators_of([*model.parameters(), *model.buffers(), *sample.tensors()])
+    states = generator_states(devices)
+    return {"generator" if name == "cpu" else f"generator of {name}": state for name, state in states.items()}
 
 
 class _Loss(torch.autograd.Function):

@@ -32,6 +32,7 @@ from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit._memory_events import set_change
+from memfit.accelerator import kinds
 from memfit.capture.sample import Sample
 from memfit.errors import ExecutionError, first_line
 from memfit.tensors import storage_key
@@ -369,7 +370,7 @@ def lasting_tensors(model: nn.Module, sample: Sample) -> list[torch.Tensor]:
 def is_plain(tensor: torch.Tensor) -> bool:
     """Return whether the bits of a tensor are those in its storage."""
     is_strided = type(tensor) in (torch.Tensor, nn.Parameter, nn.Buffer) and tensor.layout is torch.strided
-    return is_strided and tensor.device.type in ("cpu", "cuda") and not tensor.is_conj() and not tensor.is_neg()
+    return is_strided and tensor.device.type in kinds() and not tensor.is_conj() and not tensor.is_neg()
 
 
 @contextlib.contextmanager

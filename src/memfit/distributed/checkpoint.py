@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
+from memfit.accelerator import device_of_backend
 from memfit.errors import InvalidFile, InvalidInput, RankError, first_line
 from memfit.files import atomic_file
 from memfit.step.step import Step
@@ -284,8 +285,7 @@ def _agreed(number: int) -> int:
     """The largest of all ranks' numbers."""
     if not dist.is_initialized():
         return number
-    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    value = torch.tensor([number], device=device)
+    value = torch.tensor([number], device=device_of_backend())
     dist.all_reduce(value, op=dist.ReduceOp.MAX)
     return int(value.item())
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from memfit.accelerator import device_of_backend
 from memfit.collectives import average
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,6 @@ class Ranks:
         """What the first rank decided."""
         if not self.several:
             return decision
-        device = "cuda" if dist.get_backend() == "nccl" else "cpu"
-        flag = torch.tensor(int(decision), device=device)
+        flag = torch.tensor(int(decision), device=device_of_backend())
         dist.broadcast(flag, src=0)
         return bool(flag.item())

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from memfit.describe import is_for_cuda
+from memfit.describe import is_for_accelerator
 from memfit.distributed.buckets import BucketPolicy, bucket_bytes
 from memfit.distributed.zero import divided_optimizer_memory
 from memfit.errors import InvalidInput
@@ -33,7 +33,7 @@ def rank_memory(
     memory, name = OptimizerMemory(), "the buckets of DDP"
     if optimizer is not None:
         name = f"{optimizer_name(optimizer)} and {name}"
-        for_cuda = is_for_cuda(model, None)
+        for_cuda = is_for_accelerator(model, None)
         if shard == "ddp":
             memory = optimizer_memory(optimizer, parameters, for_cuda=for_cuda)
         else:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from memfit.describe import is_for_cuda
+from memfit.describe import is_for_accelerator
 from memfit.distributed.buckets import BucketPolicy, with_buckets
 from memfit.distributed.shards import sharded_optimizer_memory, with_shards
 from memfit.distributed.wrapped import inner
@@ -89,7 +89,7 @@ def rank_optimizer_memory(
     if optimizer is None or shard == "ddp":
         return step.optimizer_memory
     trained = {step.graph.storages[parameter].name for parameter, _ in step.graph.trained}
-    for_cuda = is_for_cuda(model, None if device is None else find_device(device))
+    for_cuda = is_for_accelerator(model, None if device is None else find_device(device))
     untrained = [parameter for name, parameter in model.named_parameters() if name not in trained]
     parameters = list(model.parameters())
     if shard == "zero1":

@@ -23,6 +23,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit.accelerator import kinds
 from memfit.capture.outputs import is_constant
 from memfit.errors import InvalidInput
 from memfit.execute.call import Call
@@ -173,7 +174,7 @@ def _constant(leaf: Any) -> Any:
 
 
 def _settings() -> Any:
-    devices = [device for device in ("cpu", "cuda") if torch.is_autocast_enabled(device)]
+    devices = [device for device in kinds() if torch.is_autocast_enabled(device)]
     dtypes = tuple([(device, torch.get_autocast_dtype(device)) for device in devices])
     is_cached = bool(devices) and torch.is_autocast_cache_enabled()
     return dtypes, is_cached, torch.are_deterministic_algorithms_enabled(), _torch.attention_settings()

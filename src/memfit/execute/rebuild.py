@@ -26,6 +26,7 @@ import torch
 from torch import fx
 
 from memfit import _torch
+from memfit.accelerator import is_accelerator
 from memfit.capture.nodes import tensors_of
 from memfit.capture.trace import ROOT
 from memfit.errors import ExecutionError
@@ -34,7 +35,9 @@ from memfit.execute.rng import generator_state, replaying
 from memfit.execute.values import Values, is_given
 from memfit.ir import ACCUMULATE, Compute, Graph, Instruction, Operation, Phase, Program
 from memfit.ops.inplace import in_place_form
+from memfit.ops.offload import bring_back
 from memfit.tensors import storage_bytes
+from memfit.transfers import arrived
 
 _LARGEST_COPY_BYTES = 2**18  # of a changed argument, see Note [What crosses]
 OPERATION = "memfit_operation"  # mark on calls that run an operation: its number, and whether in place
@@ -62,6 +65,7 @@ class _Generation:
         self.results: dict[int, fx.Node] = {}  # by place
         self.views: dict[fx.Node, fx.Node] = {}
         self.crossed = False  # made in the forward pass, read in the backward pass
+        self.is_coming = False  # on its way to an accelerator, see Note [A stream of its own] in `transfers.py`
 
 
 class ProgramBuilder:
@@ -120,6 +124,9 @@ class ProgramBuilder:
         call = self._call(target, args, kwargs, node)
         call.meta[OVERWRITES] = instruction.in_place and target is node.target
         self._add_results(operation, call)
+        if target is bring_back and is_accelerator(tensors_of(node)[0].device):
+            for storage in operation.outputs:
+                self._live[storage][-1].is_coming = True
         call.meta[OPERATION] = (index, instruction.in_place)
         self._last_call = call
         self._ran.add(index)
@@ -218,13 +225,19 @@ class ProgramBuilder:
     def _fetch_result(self, storage: int, place: int, node: fx.Node) -> fx.Node:
         for generation in reversed(self._generations(storage)):
             if place in generation.results:
-                made = generation.results[place]
+                made = self._arrived(generation, place, node) if generation.is_coming else generation.results[place]
                 return self._crossing(made) if generation.crossed else made
         reader = "the caller" if self._running is None else repr(self._running.name)
         raise ExecutionError(
             f"the program lets {reader} read {node.name!r} ({self._ir.storages[storage].name}), which is not in memory "
             f"there (in the {self._phase} pass); plan this model again"
         )
+
+    def _arrived(self, generation: _Generation, place: int, node: fx.Node) -> fx.Node:
+        """Let the first reader wait for a copy that was started before."""
+        generation.is_coming = False
+        made = generation.results[place] = self._call(arrived, (generation.results[place],), {}, node)
+        return made
 
     def _fetch_view(self, node: fx.Node) -> fx.Node:
         storage = self._values.storage(node)

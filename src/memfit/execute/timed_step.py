@@ -28,6 +28,7 @@ Note [Nothing remains]
 
 import contextlib
 import dataclasses
+import functools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -38,8 +39,8 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit.accelerator import accelerators_of, generators_kept, synchronize, timed_event, without_autocast
 from memfit.capture.nodes import REMAKES
-from memfit.capture.rehearse import generators_kept
 from memfit.capture.sample import Sample
 from memfit.capture.trace import ROOT
 from memfit.collecting import collected_later
@@ -49,9 +50,11 @@ from memfit.execute.rebuild import OPERATION, ProgramBuilder, owned
 from memfit.ir import Compute, Graph, Operation, Phase, Program
 from memfit.ops.calls import faithful_call
 from memfit.ops.inplace import in_place_form
+from memfit.ops.offload import bring_back, send_out
 from memfit.ops.registry import find_lean_operator
 from memfit.ops.stretch import PREFIX, Stretch
 from memfit.tensors import is_all_zero, same_bits, states_by_name, tensors_in
+from memfit.transfers import transfers_of
 
 _SAMPLES = 3  # extra runs of calls that look alike
 _SLACK = 0.05  # of what an extra run takes, on top: memory of results that the graph does not read is not counted
@@ -98,7 +101,7 @@ class TimedStep:
         self._inputs = _Inputs(module.graph, model, sample)
         self.equal: set[int] = set()  # variants, see Note [Seen to be equal]
         self.unequal: set[int] = set()
-        self._cuda = self._inputs.cuda
+        self._devices = self._inputs.devices
         with collected_later():
             self._plain = _calls(module, _rebuilt(ProgramBuilder(module.graph, graph, program), program))
             self._both = self._plain
@@ -112,14 +115,14 @@ class TimedStep:
         with (
             _torch.no_modes(),
             torch.no_grad(),
-            torch.autocast("cuda" if self._cuda else "cpu", enabled=False),
-            generators_kept(sorted(device.index for device in self._cuda)),
+            without_autocast(),
+            generators_kept(self._devices),
         ):
             yield
 
     def run(self, *, with_extras: bool = False) -> tuple[Times, Times]:
         """Microseconds of every operation of the step, and of every extra run."""
-        mark = _cuda_mark if self._cuda else time.perf_counter
+        mark = functools.partial(timed_event, self._devices[0]) if self._devices else time.perf_counter
         values = _Values(self._inputs)
         waiting: list[tuple[Any, Any]] = []  # views, for the operation that follows
         spans: list[tuple[Form, bool, list[tuple[Any, Any]]]] = []
@@ -128,8 +131,8 @@ class TimedStep:
             if call.form is not None:
                 spans.append((call.form, call.is_extra, waiting))
                 waiting = []
-        for device in self._cuda:
-            torch.cuda.synchronize(device)
+        for device in self._devices:
+            synchronize(device)
         own: Times = defaultdict(list)
         extra: Times = defaultdict(list)
         for form, is_extra, each in spans:
@@ -392,7 +395,17 @@ def _function(module: fx.GraphModule, node: fx.Node, target: Any) -> Callable[..
         return lambda: constant
     if target is torch.ops.aten.detach.default or target is owned:
         return _same  # below autograd there is nothing to detach from, and outside of it nobody keeps a graph
+    if target in (send_out, bring_back):
+        return functools.partial(_transferred, target)
     return target if isinstance(target, _Comparison) else faithful_call(target)
+
+
+def _transferred(target: Callable[..., torch.Tensor], values: torch.Tensor, *layout: Any) -> torch.Tensor:
+    """Move a value and wait for that: its time is its own, and not that of who reads it."""
+    moved = target(values, *layout)
+    for device in accelerators_of([values, moved]):
+        transfers_of(device).wait()
+    return moved
 
 
 def _same(value: Any) -> Any:
@@ -441,7 +454,7 @@ class _Inputs:
                 f"this {type(model).__name__} or its sample has no memory, so its steps cannot be run and timed; "
                 "use memfit.measure.roofline.roofline_times, which estimates from sizes"
             )
-        self.cuda = {tensor.device for tensor in tensors if tensor.is_cuda}
+        self.devices = accelerators_of(tensors)
 
     def value(self, node: fx.Node) -> Any:
         given = self._given[node.name]
@@ -475,14 +488,7 @@ def _made_up(value: torch.Tensor) -> torch.Tensor:
     return content.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
-def _cuda_mark() -> torch.cuda.Event:
-    """A moment on the device: launches run ahead of it, so the clock of the host would not do."""
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
-
-
 def _microseconds(start: Any, end: Any) -> float:
-    if isinstance(start, torch.cuda.Event):
+    if isinstance(start, torch.Event):
         return float(start.elapsed_time(end)) * 1e3
     return float(end - start) * 1e6

@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from memfit import accelerator
+
 _PROC, _CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 _NO_LIMIT_BYTES = 2**62  # cgroup version 1 writes the largest multiple of a page when there is no limit
 
@@ -37,16 +39,10 @@ def available(device: str | torch.device = "cpu", *, proc: Path = _PROC, cgroups
     set no limit. `proc` and `cgroups` are where the kernel shows itself.
     """
     place = torch.device(device)
-    parts = {DEVICE: _free_on_cuda(place)} if place.type == "cuda" else _free_on_host(proc, cgroups)
+    is_own = accelerator.is_accelerator(place)
+    parts = {DEVICE: accelerator.free_bytes(place)} if is_own else _free_on_host(proc, cgroups)
     limit = min(parts, key=lambda name: parts[name])
     return Available(free_bytes=parts[limit], limit=limit, parts=parts)
-
-
-def _free_on_cuda(device: torch.device) -> int:
-    """Count what the driver has left, and what torch's caching allocator has reserved and does not use."""
-    index = torch.cuda.current_device() if device.index is None else device.index
-    free_bytes, _ = torch.cuda.mem_get_info(index)
-    return int(free_bytes) + torch.cuda.memory_reserved(index) - torch.cuda.memory_allocated(index)
 
 
 def _free_on_host(proc: Path, cgroups: Path) -> dict[str, int]:

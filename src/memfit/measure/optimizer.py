@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from memfit import _torch
+from memfit.accelerator import is_accelerator
 from memfit.errors import InvalidInput, first_line
 from memfit.ir import BlockEvent, OptimizerBlocks, OptimizerMemory
 from memfit.measure.live import AnsweredQuestions, LiveBytes, NotedAnswers
@@ -144,7 +145,7 @@ class SteppedTwin:
     def _measure_products(self) -> None:
         """Learn for the next step what matrix products allocate inside, if they run here as they do in training."""
         unknown = self._live.calls - self._live.costs.keys()
-        if unknown and not (self._for_cuda and not self._stand_ins[0].is_cuda):
+        if unknown and not (self._for_cuda and not is_accelerator(self._stand_ins[0].device)):
             self._live.costs |= measured_costs(sorted(unknown), device=str(self._stand_ins[0].device))
 
     def _make_gradients(self) -> None:

@@ -1,8 +1,8 @@
 """The exact peak of a real run, from the allocator's own events.
 
 On CPU the profiler reports every allocation and release with its size, also those inside an
-operator; finalizers report the releases of what was allocated before. On CUDA the caching
-allocator keeps the maximum itself, and its history the timeline.
+operator; finalizers report the releases of what was allocated before. On an accelerator the
+caching allocator keeps the maximum itself, and the profiler reports what it hands out.
 """
 
 import dataclasses
@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit._memory_events import MemoryRecorder, PriorStorages, cuda_memory_events, memory_events
-from memfit.tensors import parts_of, storage_bytes, tensors_in
+from memfit._memory_events import MemoryRecorder, PriorStorages, memory_events
+from memfit.accelerator import MemoryWatch, accelerator_of, blocks_bytes, synchronize
+from memfit.tensors import parts_of, storage_bytes, storage_key, tensors_in
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,28 +32,34 @@ def measure_peak(run: Callable[[], Any], *, resident: Iterable[Any]) -> Measured
     """Run once and report the peak of live bytes.
 
     `resident` holds what is in memory already and counts towards the peak, until the run releases it: modules,
-    optimizers, tensors, or containers of them. Releases of what is not among it do not count.
+    optimizers, tensors, or containers of them. Releases of what is not among it do not count; on an accelerator
+    they do, so nothing else should be released there meanwhile.
     """
     tensors = list(_tensors(resident))
-    resident_bytes = storage_bytes(tensors)
-    on_cuda = any(tensor.is_cuda for tensor in tensors)
-    before = prior_storages(tensors)
+    device = accelerator_of(tensors)
+    resident_bytes = bytes_on(device, tensors)
+    before = prior_storages(tensors, device)
     del resident, tensors  # a reference held here would keep alive what the run releases
     gc.collect()
-    if on_cuda:
-        before.stop()
-        return _measure_cuda(run, resident_bytes)
+    if device is not None:
+        return _measure_on(device, run, resident_bytes, before)
     live = tuple(itertools.accumulate(memory_events(run, before), initial=resident_bytes))
     return MeasuredPeak(peak_bytes=max(live), resident_bytes=resident_bytes, live_bytes=live)
 
 
-def _measure_cuda(run: Callable[[], Any], resident_bytes: int) -> MeasuredPeak:
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before_bytes = torch.cuda.memory_allocated()
-    live = tuple(itertools.accumulate(cuda_memory_events(run), initial=resident_bytes))
-    rise_bytes = torch.cuda.max_memory_allocated() - before_bytes
-    return MeasuredPeak(peak_bytes=resident_bytes + rise_bytes, resident_bytes=resident_bytes, live_bytes=live)
+def _measure_on(
+    device: torch.device, run: Callable[[], Any], resident_bytes: int, before: PriorStorages
+) -> MeasuredPeak:
+    watch = MemoryWatch(device)
+
+    def run_to_its_end() -> None:
+        run()
+        synchronize(device)
+
+    live = tuple(itertools.accumulate(memory_events(run_to_its_end, before, device), initial=resident_bytes))
+    # What is released and not resident lowers the one, what threads of others take is missing in the other.
+    peak_bytes = max(resident_bytes + watch.rise_bytes(), *live)
+    return MeasuredPeak(peak_bytes=peak_bytes, resident_bytes=resident_bytes, live_bytes=live)
 
 
 class PeakWatch:
@@ -64,31 +71,29 @@ class PeakWatch:
     def __init__(self) -> None:
         self._recorder: MemoryRecorder | None = None
         self._resident_bytes = 0
-        self._before_bytes: int | None = None  # on CUDA
+        self._watch: MemoryWatch | None = None  # on an accelerator
 
     @property
     def running(self) -> bool:
-        return self._recorder is not None or self._before_bytes is not None
+        return self._recorder is not None or self._watch is not None
 
     def start(self, *, resident: Iterable[Any], beside_bytes: int = 0) -> None:
         """`resident` is what lives already and counts, as in `measure_peak`; `beside_bytes` what cannot be given."""
         tensors = list(_tensors(resident))
-        self._resident_bytes = storage_bytes(tensors) + beside_bytes
-        if any(tensor.is_cuda for tensor in tensors):
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            self._before_bytes = torch.cuda.memory_allocated()
+        device = accelerator_of(tensors)
+        self._resident_bytes = bytes_on(device, tensors) + beside_bytes
+        if device is not None:
+            self._watch = MemoryWatch(device)
         elif MemoryRecorder.is_free():
             gc.collect()  # what is garbage now would be counted as freed by the step
             self._recorder = MemoryRecorder(prior_storages(tensors))
             self._recorder.start()
 
     def stop(self) -> MeasuredPeak | None:
-        recorder, before_bytes = self._recorder, self._before_bytes
-        self._recorder = self._before_bytes = None
-        if before_bytes is not None:
-            rise_bytes = torch.cuda.max_memory_allocated() - before_bytes
-            live: tuple[int, ...] = (self._resident_bytes, self._resident_bytes + rise_bytes)
+        recorder, watch = self._recorder, self._watch
+        self._recorder = self._watch = None
+        if watch is not None:
+            live: tuple[int, ...] = (self._resident_bytes, self._resident_bytes + watch.rise_bytes())
         elif recorder is not None:
             changes = (change_bytes for label, change_bytes in recorder.stop() if not label)
             live = tuple(itertools.accumulate(changes, initial=self._resident_bytes))
@@ -97,15 +102,29 @@ class PeakWatch:
         return MeasuredPeak(peak_bytes=max(live), resident_bytes=self._resident_bytes, live_bytes=live)
 
 
-def prior_storages(holders: Iterable[Any]) -> PriorStorages:
-    """Follow the storages of what modules, optimizers, tensors and containers hold, for a recording to see releases."""
-    parts = (part for tensor in _tensors(holders) for part in parts_of(tensor))
-    return PriorStorages(part.untyped_storage() for part in parts)
+def prior_storages(holders: Iterable[Any], device: torch.device | None = None) -> PriorStorages:
+    """Follow the storages of what modules, optimizers, tensors and containers hold, for a recording to see releases.
+
+    Of an accelerator, those that are there.
+    """
+    parts = [part for tensor in _tensors(holders) for part in parts_of(tensor)]
+    if device is None:
+        return PriorStorages(part.untyped_storage() for part in parts)
+    return PriorStorages(part.untyped_storage() for part in parts if part.device == device)
+
+
+def bytes_on(device: torch.device | None, tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of all distinct storages: of an accelerator, the blocks of those that are there; of a CPU, of all."""
+    if device is None:
+        return storage_bytes(list(tensors))
+    parts = (part for tensor in tensors for part in parts_of(tensor) if part.device == device)
+    return sum({storage_key(part): blocks_bytes(part.untyped_storage().nbytes()) for part in parts}.values())
 
 
 def held_bytes(holders: Iterable[Any]) -> int:
-    """Bytes of all distinct storages held by modules, optimizers, tensors and containers."""
-    return storage_bytes(list(_tensors(holders)))
+    """Bytes of all distinct storages held by modules, optimizers, tensors and containers, on the device of these."""
+    tensors = list(_tensors(holders))
+    return bytes_on(accelerator_of(tensors), tensors)
 
 
 def _tensors(holders: Iterable[Any]) -> Iterator[torch.Tensor]:

@@ -22,7 +22,16 @@ import torch
 
 from memfit import _torch
 from memfit._memory_events import MemoryRecorder, set_mark
+from memfit.accelerator import (
+    MemoryWatch,
+    generators_kept,
+    is_accelerator,
+    name_of_device,
+    synchronize,
+    without_autocast,
+)
 from memfit.errors import first_line
+from memfit.files import hash_of
 from memfit.measure import signature as signatures
 from memfit.measure.available import available
 from memfit.measure.cost import CostCache, OperatorCost
@@ -226,10 +235,25 @@ def _rises(events: Iterable[tuple[str, int]]) -> dict[int, int]:
     return rises
 
 
+def kernel_settings() -> list[Any]:
+    """Return what users set in torch, and what is installed, that decides which kernels run."""
+    backends: Any = torch.backends
+    cudnn, cuda, mkldnn = backends.cudnn, backends.cuda, backends.mkldnn
+    return [
+        torch.are_deterministic_algorithms_enabled(),
+        mkldnn.enabled,
+        [cudnn.enabled, cudnn.benchmark, cudnn.deterministic, cudnn.version()],
+        [each.fp32_precision for each in (backends, cuda.matmul, cudnn.conv, cudnn.rnn)],
+        [each.fp32_precision for each in (mkldnn.matmul, mkldnn.conv, mkldnn.rnn)],
+        [cuda.matmul.allow_fp16_reduced_precision_reduction, cuda.matmul.allow_bf16_reduced_precision_reduction],
+        [*_torch.attention_settings()],
+    ]
+
+
 def device_name(device: str) -> str:
-    """The name of the hardware, as costs are remembered by."""
-    if torch.device(device).type == "cuda":
-        return str(torch.cuda.get_device_name(device))
+    """The name of the hardware, as costs are remembered by, and what decides which kernels an accelerator runs."""
+    if is_accelerator(device):
+        return f"{name_of_device(device)}-{hash_of(kernel_settings())[:8]}"
     return f"cpu-{torch.backends.cpu.get_cpu_capability()}"
 
 
@@ -240,18 +264,19 @@ class _Probe:
         self.signature = signature
         self.ran_out = False  # of memory
         self._number = number
+        self._devices = [device for device in signatures.devices(signature) if is_accelerator(device)]
         self._output_bytes: tuple[int, ...] | None = None
-        self._rise_bytes: int | None = None  # on CUDA
+        self._rise_bytes: int | None = None  # on an accelerator
         self._time_us: float | None = None
 
     def run(self, *, timed: bool) -> None:
         try:
             # As it runs in a captured graph, whatever the caller is in the middle of.
             with (
-                torch.random.fork_rng(enabled=True),
                 _torch.no_modes(),
+                generators_kept(self._devices),
                 torch.no_grad(),
-                torch.autocast("cpu", enabled=False),
+                without_autocast(),
             ):
                 operator, args, kwargs = signatures.decode(self.signature, shares_memory=not timed)
                 args = _PREPARATIONS.get(str(operator), _as_they_are)(args)
@@ -262,16 +287,18 @@ class _Probe:
 
     def _measure(self, operator: Any, args: list[Any], kwargs: dict[str, Any], *, timed: bool) -> None:
         results: list[Any] = []
-        if _on_cuda(args):
+        if self._devices:
             operator(*args, **kwargs)  # the first call may prepare something once; on a CPU not in torch's memory
-            self._rise_bytes = _rise_on_cuda(lambda: results.append(operator(*args, **kwargs)))
+            watch = MemoryWatch(self._devices[0], requested=True)
+            results.append(operator(*args, **kwargs))
+            self._rise_bytes = watch.rise_bytes()
         else:
             set_mark(str(self._number))
             results.append(operator(*args, **kwargs))
             set_mark(_END)
-        self._output_bytes = tuple(_fresh_bytes(results.pop(), (args, kwargs)))
+        self._output_bytes = tuple(_fresh_bytes(results.pop(), (args, kwargs), on_accelerator=bool(self._devices)))
         if timed:
-            self._time_us = _time_us(lambda: operator(*args, **kwargs), args)
+            self._time_us = _time_us(lambda: operator(*args, **kwargs), self._devices)
 
     def cost(self, rises: Mapping[int, int]) -> OperatorCost | None:
         """Return what was seen; None if it did not run."""
@@ -301,43 +328,39 @@ def _with_rnn_workspace(args: list[Any]) -> list[Any]:
     return [*args[:-1], layer(*args[:7], *flags)[3]]
 
 
-_PREPARATIONS = {"aten.mkldnn_rnn_layer_backward.default": _with_rnn_workspace}
+def _with_reserve(args: list[Any]) -> list[Any]:
+    """The last argument comes from the forward operator: empty for most layouts, and opaque for the others."""
+    images, _, weight, _, _, _, _, eps, _ = args
+    forward = torch.ops.aten.cudnn_batch_norm.default
+    return [*args[:-1], forward(images, weight, torch.zeros_like(weight), None, None, True, 0.1, eps)[3]]
 
 
-def _rise_on_cuda(run: Callable[[], Any]) -> int:
-    """How far the live bytes rise above where they started."""
-    before_bytes = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    run()
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - before_bytes
+_PREPARATIONS = {
+    "aten.mkldnn_rnn_layer_backward.default": _with_rnn_workspace,
+    "aten.cudnn_batch_norm_backward.default": _with_reserve,
+}
 
 
-def _time_us(run: Callable[[], Any], args: list[Any]) -> float:
+def _time_us(run: Callable[[], Any], devices: Sequence[torch.device]) -> float:
     """Median time of cold runs, see Note [Cold operators]."""
-    on_cuda = _on_cuda(args)
-    filler = torch.empty(_CACHE_FILLER_BYTES, dtype=torch.uint8, device="cuda" if on_cuda else "cpu")
+    device = devices[0] if devices else torch.device("cpu")
+    filler = torch.empty(_CACHE_FILLER_BYTES, dtype=torch.uint8, device=device)
     times = []
     for _ in range(_TIMED_RUNS):
         filler.add_(1)
-        if on_cuda:
-            torch.cuda.synchronize()
+        synchronize(device)
         start = time.perf_counter_ns()
         run()
-        if on_cuda:
-            torch.cuda.synchronize()
+        synchronize(device)
         times.append((time.perf_counter_ns() - start) / 1000)
     return statistics.median(times)
 
 
-def _on_cuda(args: list[Any]) -> bool:
-    return any(tensor.is_cuda for tensor in tensors_in(args))
-
-
-def _fresh_bytes(result: Any, arguments: Any) -> Iterator[int]:
-    """Sizes of the storages a call made, in the order of its results."""
+def _fresh_bytes(result: Any, arguments: Any, *, on_accelerator: bool) -> Iterator[int]:
+    """Sizes of the storages a call made, in the order of its results; beside an accelerator, host memory is none."""
     seen = {storage_key(tensor) for tensor in tensors_in(arguments)}
     for tensor in tensors_in(result):
         if storage_key(tensor) not in seen:
             seen.add(storage_key(tensor))
-            yield tensor.untyped_storage().nbytes()
+            is_elsewhere = on_accelerator and not is_accelerator(tensor.device)
+            yield 0 if is_elsewhere else tensor.untyped_storage().nbytes()

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from memfit.ops.calls import WRITES_STATISTICS
 from memfit.ops.registry import find_function, is_lean_function, name_of
 
 _NOT_COMPILED = "!"
@@ -92,6 +93,13 @@ def decoded_bytes(signature: str) -> int:
     return sum(_bytes(*content) for content in _tensors([args, kwargs]))
 
 
+def devices(signature: str) -> list[torch.device]:
+    """Return the devices of what a call reads and of where it makes something, each once."""
+    _, args, kwargs = json.loads(signature)
+    named = [each[_DEVICE] for each in _constants([args, kwargs]) if _DEVICE in each]
+    return [torch.device(name) for name in dict.fromkeys([*(each[3] for each in _tensors([args, kwargs])), *named])]
+
+
 def with_operator(signature: str, target: Any) -> str:
     """The call of another operator with the same arguments."""
     return json.dumps([_name(target), *json.loads(signature)[1:]], separators=(",", ":"))
@@ -161,6 +169,19 @@ def _tensors(value: Any) -> Iterator[list[Any]]:
                 yield from _tensors(content)
 
 
+def _constants(value: Any) -> Iterator[dict[str, Any]]:
+    """The dtypes, layouts and devices among the arguments of a decoded call."""
+    if isinstance(value, list):
+        for item in value:
+            yield from _constants(item)
+    elif isinstance(value, dict):
+        if any(isinstance(each, str) for each in value.values()):
+            yield value
+        else:
+            for each in value.values():
+                yield from _constants(each)
+
+
 def _shared_bytes(args: Any, kwargs: Any) -> dict[tuple[str, str], int]:
     """By dtype and device: the bytes of the largest tensor."""
     largest: dict[tuple[str, str], int] = {}
@@ -193,7 +214,7 @@ def _only_reads(operator: Any) -> bool:
     if is_lean_function(operator):
         return True
     schema = getattr(operator, "_schema", None)
-    return schema is not None and not schema.is_mutable
+    return schema is not None and not schema.is_mutable and operator not in WRITES_STATISTICS
 
 
 class _Filled:

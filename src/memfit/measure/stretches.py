@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from memfit._memory_events import change_of, marked_memory_events
-from memfit.errors import InvalidModel
+from memfit.accelerator import accelerator_of
 from memfit.measure.peak import held_bytes, prior_storages
 from memfit.tensors import tensors_in
 
@@ -24,20 +24,19 @@ class MeasuredStretch:
 
 
 def measure_stretches(run: Callable[[], Any], *, resident: Iterable[Any]) -> list[MeasuredStretch]:
-    """Run once; `resident` is what is in memory already, as in `measure_peak`. On CPU alone.
+    """Run once; `resident` is what is in memory already, as in `measure_peak`.
 
     What is in a file for a while counts as if it were in memory, see Note [As if in memory] in `capture/spilled.py`.
     """
     holders = list(resident)
-    if any(tensor.is_cuda for tensor in tensors_in(_states(holders))):
-        raise InvalidModel("the bytes between marks are only measured on CPU, and the model is on CUDA; move it there")
+    device = accelerator_of(tensors_in(_states(holders)))
     start_bytes = held_bytes(holders)
-    before = prior_storages(holders)
+    before = prior_storages(holders, device)
     del resident, holders  # a reference held here would keep alive what the run releases
     gc.collect()
     stretches: list[MeasuredStretch] = []
     label, peak_bytes, now_bytes = "", start_bytes, start_bytes
-    for mark, change_bytes in [*_with_spilled(marked_memory_events(run, before)), ("end", 0)]:
+    for mark, change_bytes in [*_with_spilled(marked_memory_events(run, before, device)), ("end", 0)]:
         now_bytes += change_bytes
         peak_bytes = max(peak_bytes, now_bytes)
         if mark:

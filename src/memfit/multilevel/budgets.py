@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from memfit.accelerator import set_generator_states
 from memfit.api import fit
 from memfit.capture.sample import Sample
 from memfit.errors import InvalidInput
-from memfit.multilevel.records import copied_buffers, generator_states, set_generator_states
+from memfit.multilevel.records import copied_buffers, generator_states
 
 if TYPE_CHECKING:
     from memfit.multilevel.engine import Engine
@@ -78,7 +79,7 @@ def _first_call(problem: "Problem") -> Sample:
         return calls[0]
     finally:
         handle.remove()
-        set_generator_states(problem.torch_device, kept)
+        set_generator_states(kept)
     raise InvalidInput(
         f"the problem {problem.name!r} has a budget, but its training_step does not call its module; leave the budget "
         "out, or call self.module (or self) on the batch"

@@ -53,7 +53,7 @@ class Engine:
         self.ranks = Ranks(
             distributed=self.config.is_distributed,
             backend=self.config.backend,
-            on_cuda=any(str(problem.device).startswith("cuda") for problem in self.problems),
+            on_cuda=any(torch.device(problem.device or "cpu").type == "cuda" for problem in self.problems),
         )
         for problem in self.problems:
             problem.initialize(self)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from memfit import accelerator
 from memfit.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class StepRecord:
 
     batches: list[Any]
     shares: list[float]
-    generators: list[list[torch.Tensor]] = dataclasses.field(default_factory=list)
+    generators: list[dict[str, torch.Tensor]] = dataclasses.field(default_factory=list)
     settings: list[dict[str, Any]] = dataclasses.field(default_factory=list)  # of the optimizer's groups
     before: "Snapshot | None" = None  # kept where the step itself is differentiated
     applied: bool = True  # False: the scaler found an overflow and left the parameters alone
@@ -42,31 +43,23 @@ def shares_of(batches: Sequence[Any]) -> list[float]:
     return [size / sum(known) for size in known]
 
 
-def generator_states(device: torch.device) -> list[torch.Tensor]:
+def generator_states(device: torch.device) -> dict[str, torch.Tensor]:
     """States of the generators that random operators of a problem draw from."""
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
-
-
-def set_generator_states(device: torch.device, states: Sequence[torch.Tensor]) -> None:
-    """Put generators back to states that `generator_states` gave."""
-    torch.set_rng_state(states[0])
-    if len(states) > 1:
-        torch.cuda.set_rng_state(states[1], device)
+    return accelerator.generator_states([accelerator.indexed(device)] if accelerator.is_accelerator(device) else [])
 
 
 @contextlib.contextmanager
 def gone_through_again(problem: "Problem", record: StepRecord, number: int) -> Iterator[None]:
     """See Note [Going through again]; `number` is that of the micro-batch."""
-    now = [] if problem.engine.is_rehearsing else generator_states(problem.torch_device)
+    now = {} if problem.engine.is_rehearsing else generator_states(problem.torch_device)
     if now:
-        set_generator_states(problem.torch_device, record.generators[number])
+        accelerator.set_generator_states(record.generators[number])
     with copied_buffers(each.module for each in problem.engine.problems):
         try:
             yield
         finally:
             if now:
-                set_generator_states(problem.torch_device, now)
+                accelerator.set_generator_states(now)
 
 
 @contextlib.contextmanager

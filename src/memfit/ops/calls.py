@@ -89,6 +89,9 @@ def _are_same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other)
 
 
+# Operators that write into their arguments, which their schemas do not say.
+WRITES_STATISTICS = (torch.ops.aten.cudnn_batch_norm.default, torch.ops.aten.miopen_batch_norm.default)
+
 _ASKING_FOR_GRAD_MODE = {"aten.mkldnn_rnn_layer.default"}
 
 

@@ -8,7 +8,8 @@ Note [Asynchronous]
     A value is written into the kernel's cache of the file, as fast as memory, and goes to the disk while the step
     goes on; the cache is given up when memory is needed. The backward pass reads in the reverse of the order the
     forward pass wrote: whenever a value is read, the kernel is asked to bring in the one that was written before
-    it. On a GPU, copies run in the order of the stream, from and to pinned memory, while the host goes on.
+    it. On a GPU, copies run beside the computation, see Note [A stream of its own] in `transfers.py`: programs bring
+    values back some operations before they are read (`plan/prefetch.py`), and what is read first waits for its copy.
 """
 
 import os
@@ -22,8 +23,10 @@ from typing import Any
 import torch
 
 from memfit import _torch
+from memfit.accelerator import is_accelerator
 from memfit.errors import ExecutionError, first_line
 from memfit.ops.lean import Alternative, LeanOperator, Site, in_memory_order, is_worth_it, value_of
+from memfit.transfers import transfers_of
 from memfit.units import format_bytes
 
 SMALLEST_BYTES = 2**18  # of what is worth a transfer
@@ -33,9 +36,10 @@ _PAGE_BYTES = 4096
 
 def send_out(values: torch.Tensor) -> torch.Tensor:
     """A copy in the next tier: a tensor in host memory, or a ticket for a place in a file."""
-    if values.device.type != "cpu":
-        pinned = torch.empty_strided(values.shape, values.stride(), dtype=values.dtype, pin_memory=not _is_fake(values))
-        return pinned.copy_(values, non_blocking=True)
+    if is_accelerator(values.device):
+        if _is_fake(values):
+            return torch.empty_strided(values.shape, values.stride(), dtype=values.dtype)
+        return transfers_of(values.device).to_host(values)
     ticket = torch.empty((), dtype=torch.int64)
     if not _is_fake(values):
         _file().write(ticket, values)
@@ -45,9 +49,11 @@ def send_out(values: torch.Tensor) -> torch.Tensor:
 def bring_back(
     form: torch.Tensor, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """The values that `send_out` copied."""
-    if device.type != "cpu":
-        return form.to(device, non_blocking=True)
+    """The values that `send_out` copied; on an accelerator they are on their way, see `arrived`."""
+    if is_accelerator(device):
+        if _is_fake(form):
+            return torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        return transfers_of(device).to_device(form)
     values = torch.empty_strided(shape, stride, dtype=dtype)
     if not _is_fake(form) and int(form) >= _FIRST_TICKET:
         _file().read(int(form), values)

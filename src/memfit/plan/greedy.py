@@ -114,7 +114,7 @@ class _Greedy:
         readers = self._readers[number]
         next_read = next((each for each in readers if each >= place), place)
         live = self._wanted[next_read] & ~(1 << number)
-        price = self._expander.cost(1 << number, live) / problem.sizes[number]
+        price = self._expander.cost(1 << number, live) / max(1, problem.sizes[number])
         packed = self._forms.get(number)
         if packed is None or self._is_read_before(number, place):
             return price

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 
@@ -33,9 +34,30 @@ def stored(file: SpillFile, result: Result) -> StoredResult:
     return {part: {name: file.store(tensor) for name, tensor in getattr(result, part).items()} for part in PARTS}
 
 
-def compared(eager: StoredResult, planned: Result, parts: Iterable[str] = PARTS) -> tuple[Comparison, ...]:
-    """Compare what a planned step made with what an eager one did."""
-    return tuple(compared_part(part, eager[part], getattr(planned, part)) for part in parts)
+Undecided = Mapping[str, frozenset[str]]  # by part: names of what two eager steps make differently
+
+
+def compared(
+    eager: StoredResult, planned: Result, parts: Iterable[str] = PARTS, undecided: Undecided | None = None
+) -> tuple[Comparison, ...]:
+    """Compare what a planned step made with what an eager one did, without what is undecided."""
+    left_out = undecided or {}
+    return tuple(
+        compared_part(part, *(_without(made, left_out.get(part)) for made in (eager[part], getattr(planned, part))))
+        for part in parts
+    )
+
+
+def undecided_in(eager: StoredResult, again: Result) -> Undecided:
+    """Return what a second eager step makes differently: sums whose order is left to chance."""
+    return {
+        part: frozenset(name for name, each in eager[part].items() if difference(each, getattr(again, part).get(name)))
+        for part in PARTS
+    }
+
+
+def _without(made: Mapping[str, Any], names: frozenset[str] | None) -> Mapping[str, Any]:
+    return {name: each for name, each in made.items() if name not in names} if names else made
 
 
 def compared_part(part: str, eager: Mapping[str, AnyTensor], planned: Mapping[str, AnyTensor]) -> Comparison:

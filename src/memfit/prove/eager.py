@@ -6,6 +6,11 @@ Note [Three ways]
     budget, which a plan may run in slices or in place, a part of the batch is compared, by the decisions of the same
     plan; of the whole batch the forward pass is compared, if that fits. What eager steps make is kept in the
     file too, because it would have to live beside the planned step.
+
+Note [Left to chance]
+    Some operators of a GPU add up in the order in which their threads come. Two eager steps then differ. So where a
+    planned step differs a second eager step is run, and what that makes differently says nothing of the plan: it is
+    left out, and named.
 """
 
 import contextlib
@@ -28,7 +33,15 @@ from memfit.measure.peak import held_bytes
 from memfit.plan.plan import Plan
 from memfit.plan.spilled import SpilledPeak
 from memfit.prove.batch_part import PartOfBatch, parts_of_batch
-from memfit.prove.comparison import PARTS, Comparison, StoredResult, compared, stored
+from memfit.prove.comparison import (
+    PARTS,
+    Comparison,
+    StoredResult,
+    Undecided,
+    compared,
+    stored,
+    undecided_in,
+)
 from memfit.prove.spilled_step import predicted_step
 from memfit.tensors import storage_bytes
 from memfit.units import format_bytes
@@ -84,7 +97,21 @@ class EagerComparison:
                 eager = self._eager_step(file, self._example)
             if spills:
                 how += f": its saved tensors were kept in a file of {format_bytes(file.size_bytes)}"
-            return self._planned_step(file, eager), how
+            return self._told_apart(file, eager, how, spills=spills)
+
+    def _told_apart(self, file: SpillFile, eager: StoredResult, how: str, *, spills: bool) -> Outcome:
+        """Compare the planned step, see Note [Left to chance]."""
+        comparisons = self._planned_step(file, eager)
+        if all(each.equal == each.compared for each in comparisons):
+            return comparisons, how
+        with self._spilling(file, self._example) if spills else contextlib.nullcontext():
+            undecided = self._step(file, self._example, lambda again: undecided_in(eager, again))
+        names = sorted(name for found in undecided.values() for name in found)
+        if not names:
+            return comparisons, how
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        how += f"; left out is what two eager steps make differently, {len(names)} tensors: {shown}"
+        return self._planned_step(file, eager, undecided=undecided), how
 
     def _by_part(self, reason: str) -> Outcome:
         """Compare a part of the batch, and of all of it what the forward pass makes."""
@@ -135,11 +162,15 @@ class EagerComparison:
         return self._step(file, sample, functools.partial(stored, file))
 
     def _planned_step(
-        self, file: SpillFile, eager: StoredResult, parts: tuple[str, ...] = PARTS
+        self,
+        file: SpillFile,
+        eager: StoredResult,
+        parts: tuple[str, ...] = PARTS,
+        undecided: Undecided | None = None,
     ) -> tuple[Comparison, ...]:
         apply(self._plan, self._model, self._example)
         try:
-            return self._step(file, self._example, lambda made: compared(eager, made, parts))
+            return self._step(file, self._example, lambda made: compared(eager, made, parts, undecided))
         finally:
             remove(self._model)
 

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import torch
 from torch import nn
 
+from memfit.accelerator import synchronize
 from memfit.api import apply
-from memfit.capture.rehearse import nothing_remains, step
+from memfit.capture.rehearse import drop_gradients, nothing_remains, step
 from memfit.capture.sample import Sample
+from memfit.describe import device_of
 from memfit.errors import InvalidFile, InvalidInput, first_line
 from memfit.execute.attach import PlannedForward, planned_forwards, put_back, remove, removed
 from memfit.measure.peak import measure_peak
@@ -158,6 +159,7 @@ def _peak(model: nn.Module, example: Sample, plan: Plan) -> int:
     def run() -> None:
         step(model, example, seed=0, backward_from=plan.backward_from)
 
+    drop_gradients(model, example)  # else an accelerator gives them back while it is measured
     measured = measure_peak(run, resident=[model, example.args, dict(example.kwargs)])
     return measured.peak_bytes + plan.optimizer_state_bytes
 
@@ -180,11 +182,9 @@ def _pair(
 
 
 def _seconds(run: Callable[[], Any], model: nn.Module) -> float:
-    on_cuda = any(parameter.is_cuda for parameter in model.parameters())
-    if on_cuda:
-        torch.cuda.synchronize()
+    device = device_of(model)
+    synchronize(device)
     start = time.perf_counter()
     run()
-    if on_cuda:
-        torch.cuda.synchronize()
+    synchronize(device)
     return time.perf_counter() - start

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
-from memfit.capture.rehearse import generators_kept
+from memfit.accelerator import accelerators_of, generators_kept
 from memfit.capture.sample import Sample
 from memfit.capture.snapshot import Snapshot
 from memfit.capture.spilled import SMALLEST_BYTES, dropped_activations
@@ -42,7 +42,7 @@ def _forward_bytes(model: nn.Module, sample: Sample) -> int:
     )
     live, snapshot = LiveBytes(), Snapshot(model)
     try:
-        with generators_kept(()), mode, dropped_activations(()), live:
+        with generators_kept(accelerators_of(model.parameters())), mode, dropped_activations(()), live:
             torch.func.functional_call(model, states, args, kwargs, tie_weights=False)
     except Exception:  # it asks for values, or for real tensors; what it holds is counted while it really runs
         return 0

@@ -12,7 +12,7 @@ from memfit.errors import ExecutionError, InvalidInput
 from memfit.execute.attach import planned_forwards, put_back, removed
 from memfit.plan.plan import Plan
 from memfit.prove.check import Check, tolerated
-from memfit.prove.comparison import PARTS, Comparison, StoredResult, compared
+from memfit.prove.comparison import PARTS, Comparison, StoredResult, Undecided, compared
 from memfit.prove.eager import EagerComparison
 
 
@@ -79,10 +79,12 @@ class _AsFitted(EagerComparison):
         with removed(self._model):
             return super().run()
 
-    def _planned_step(self, file: Any, eager: StoredResult, parts: tuple[str, ...] = PARTS) -> tuple[Comparison, ...]:
+    def _planned_step(
+        self, file: Any, eager: StoredResult, parts: tuple[str, ...] = PARTS, undecided: Undecided | None = None
+    ) -> tuple[Comparison, ...]:
         put_back(self._forwards)
         try:
-            return self._step(file, self._example, lambda made: compared(eager, made, parts))
+            return self._step(file, self._example, lambda made: compared(eager, made, parts, undecided))
         finally:
             for forward in self._forwards:
                 forward.restore()

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from memfit.capture.sample import Sample
-from memfit.describe import describe_sample, device_of, is_fake, is_for_cuda, model_digest
+from memfit.describe import describe_sample, device_of, is_fake, model_digest
 from memfit.errors import CaptureError, InfeasibleBudget
 from memfit.ir import Phase, Program
 from memfit.measure.optimizer import optimizer_name
@@ -186,7 +186,7 @@ def make_region_planner(model: nn.Module, sample: Sample, recipe: Recipe, error:
     eager = eager_step(model, sample, recipe)
     assert eager.peak_bytes is not None
     least_bytes = int(_LEAST_SHARE * (eager.peak_bytes - eager.resident_bytes))
-    limit_bytes = limit_of(eager, recipe)
+    limit_bytes = limit_of(eager, recipe, device_of(model))
     spills = limit_bytes is not None
     most_bytes = eager.peak_bytes - eager.optimizer.state_bytes if limit_bytes is None else limit_bytes
     options: dict[str, Any] = {"least_bytes": max(1, least_bytes), "limit_bytes": most_bytes, "spills": spills}
@@ -209,8 +209,7 @@ def _without_regions(error: CaptureError, left_eager: Mapping[str, str]) -> Capt
 def could_be_in_regions(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:
     """Whether a step can be run and measured here, and all that is asked for can be done region by region."""
     asks_for_whole = recipe.recompute or recipe.keep or recipe.outputs != "all" or recipe.device is not None
-    runs_here = not is_fake(model, sample) and not is_for_cuda(model, None)
-    return runs_here and model.training and not asks_for_whole and recipe.budget is not None
+    return not is_fake(model, sample) and model.training and not asks_for_whole and recipe.budget is not None
 
 
 def _operators_us(regions: Sequence[Region]) -> float:

@@ -22,7 +22,7 @@ from memfit.capture.rehearse import drop_gradients, nothing_remains, step
 from memfit.capture.sample import Sample
 from memfit.capture.spilled import SpillFile, lasting_tensors, spilled_activations
 from memfit.capture.with_loss import WithLoss
-from memfit.describe import is_for_cuda
+from memfit.describe import device_of, is_for_accelerator
 from memfit.execute.attach import attach, remove
 from memfit.ir import OptimizerMemory, Phase
 from memfit.measure.available import available
@@ -55,7 +55,7 @@ class EagerStep:
 def eager_step(model: nn.Module, sample: Sample, recipe: Recipe) -> EagerStep:
     """Measure an eager step, and time it where it fits the budget and what is free, see Note [Inside the budget]."""
     eager = measured_step(model, sample, recipe)
-    return eager if limit_of(eager, recipe) is not None else _timed(eager, model, sample, recipe)
+    return eager if limit_of(eager, recipe, device_of(model)) is not None else _timed(eager, model, sample, recipe)
 
 
 def measured_step(model: nn.Module, sample: Sample, recipe: Recipe) -> EagerStep:
@@ -74,11 +74,11 @@ def measured_step(model: nn.Module, sample: Sample, recipe: Recipe) -> EagerStep
     )
 
 
-def limit_of(eager: EagerStep, recipe: Recipe) -> int | None:
+def limit_of(eager: EagerStep, recipe: Recipe, device: str) -> int | None:
     """Return what steps that are run to plan may take in memory; None if the eager step itself may be run."""
     assert eager.peak_bytes is not None
     step_bytes = eager.peak_bytes - eager.optimizer.state_bytes
-    limit_bytes = eager.resident_bytes + int(_FREE_SHARE * available().free_bytes)
+    limit_bytes = eager.resident_bytes + int(_FREE_SHARE * available(device).free_bytes)
     if recipe.budget != "smallest":  # how much that is is not known before there are plans
         budget = budget_bytes(recipe.budget, eager.peak_bytes) - eager.optimizer.state_bytes
         limit_bytes = min(limit_bytes, budget)
@@ -263,7 +263,7 @@ def _optimizer_memory(model: nn.Module, recipe: Recipe) -> OptimizerMemory:
     return optimizer_memory(
         recipe.optimizer,
         list(model.parameters()),
-        for_cuda=is_for_cuda(model, None),
+        for_cuda=is_for_accelerator(model, None),
         without_gradient=[parameter for parameter in model.parameters() if parameter.grad is None],
     )
 

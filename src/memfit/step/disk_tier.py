@@ -71,7 +71,7 @@ class DiskTier:
     def read(self, place: Place, rows: slice | None) -> "Future[torch.Tensor]":
         shape = place.tensor.shape if rows is None else torch.Size([rows.stop - rows.start])
         part = _buffer(shape, place.tensor.dtype)
-        return self._thread.submit(self._read, part, _offset(place, rows), place.device)
+        return _Moved(self._thread.submit(self._read, part, _offset(place, rows)), place.device)
 
     def write(self, place: Place, rows: slice | None, value: torch.Tensor) -> None:
         self._check_written()
@@ -93,12 +93,23 @@ class DiskTier:
             writing.result()
             self._leaving.clear()
 
-    def _read(self, part: torch.Tensor, offset: int, device: torch.device) -> torch.Tensor:
+    def _read(self, part: torch.Tensor, offset: int) -> torch.Tensor:
         _transfer("read", lambda view, at: os.preadv(self._file.fileno(), [view], at), part, offset)
-        return part.to(device)
+        return part
 
     def _write(self, leaving: list[torch.Tensor], offset: int) -> None:
         _transfer("write", lambda view, at: os.pwrite(self._file.fileno(), view, at), leaving[0], offset)
+
+
+class _Moved(Future[torch.Tensor]):
+    """What a thread reads; whoever asks moves it, on the stream that computes with it."""
+
+    def __init__(self, reading: Future[torch.Tensor], device: torch.device) -> None:
+        super().__init__()
+        self._reading, self._device = reading, device
+
+    def result(self, timeout: float | None = None) -> torch.Tensor:
+        return self._reading.result(timeout).to(self._device)
 
 
 def _buffer(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:

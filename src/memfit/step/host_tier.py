@@ -4,7 +4,9 @@ from concurrent.futures import Future
 
 import torch
 
+from memfit.accelerator import synchronize
 from memfit.step.tiers import Place
+from memfit.transfers import arrived, transfers_of
 
 
 class HostTier:
@@ -12,28 +14,34 @@ class HostTier:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pinned = device.type == "cuda"
+        self._transfers = transfers_of(device)
 
     def reserve(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Place:
-        return Place(tensor=torch.empty(shape, dtype=dtype, pin_memory=self._pinned), device=device)
+        return Place(tensor=torch.empty(shape, dtype=dtype, pin_memory=True), device=device)
 
     def read(self, place: Place, rows: slice | None) -> "Future[torch.Tensor]":
-        done: Future[torch.Tensor] = Future()
-        part = _part(place, rows)
-        here = torch.empty_like(part, device=self._device)
-        done.set_result(here.copy_(part, non_blocking=True))
-        return done
+        return _Arriving(self._transfers.to_device(_part(place, rows)))
 
     def write(self, place: Place, rows: slice | None, value: torch.Tensor) -> None:
-        # In the order of the device's stream: a later read of the same part sees it.
-        _part(place, rows).copy_(value, non_blocking=True)
+        # In the order of the stream of copies: a later read of the same part sees it.
+        self._transfers.to_host(value, _part(place, rows))
 
     def wait(self) -> None:
-        if self._pinned:
-            torch.cuda.synchronize(self._device)
+        synchronize(self._device)
 
     def close(self) -> None:
         """The memory goes with its tensors."""
+
+
+class _Arriving(Future[torch.Tensor]):
+    """A copy that was started; whoever asks for it lets what is computed next wait for it, not the host."""
+
+    def __init__(self, values: torch.Tensor) -> None:
+        super().__init__()
+        self.set_result(values)
+
+    def result(self, timeout: float | None = None) -> torch.Tensor:
+        return arrived(super().result(timeout))
 
 
 def _part(place: Place, rows: slice | None) -> torch.Tensor:

@@ -6,12 +6,16 @@ from typing import Any
 
 import torch
 
+from memfit.accelerator import generator_states, initialized_accelerators, set_generator_states
+
 
 def random_state() -> dict[str, Any]:
     """Of Python, torch on every device, and NumPy if it is in use."""
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
+    if devices := initialized_accelerators():
+        own = generator_states(devices)
+        kind = devices[0].type
+        state[kind] = [own[str(device)] for device in devices]
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         name, keys, *rest = numpy.random.get_state()
@@ -23,8 +27,10 @@ def set_random_state(state: dict[str, Any]) -> None:
     """Put all generators where they were."""
     random.setstate(state["python"])
     torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+    for device in initialized_accelerators():
+        of_kind = state.get(device.type, [])
+        if device.index < len(of_kind):
+            set_generator_states({str(device): of_kind[device.index]})
     if "numpy" in state:
         import numpy
 

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from memfit.accelerator import is_accelerator, synchronize
 from memfit.measure.optimizer import optimizer_memory
 from memfit.measure.peak import MeasuredPeak, measure_peak
 from memfit.optimizer_twin import empty_twin
@@ -53,7 +54,7 @@ def update_cost(optimizer: Optimizer, policy: StepPolicy, room_bytes: int | None
     `room_bytes` is what is left of a budget: what fills the cache between two updates takes no more.
     """
     trained = [each for each in parameters_of(optimizer) if each.requires_grad]
-    memory = optimizer_memory(optimizer, trained, for_cuda=trained[0].is_cuda)
+    memory = optimizer_memory(optimizer, trained, for_cuda=is_accelerator(trained[0].device))
     elements = sum(each.numel() for each in trained)
     with (
         _StandIn(optimizer, policy, trained, room_bytes=room_bytes) as big,
@@ -154,8 +155,7 @@ class _StandIn:
         return measure_peak(run, resident=[self.parameters, gradients, self._optimizer])
 
     def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        synchronize(self._device)
 
     def _in_parts(self, policy: StepPolicy) -> Callable[[], None]:
         rounding = StochasticRounding(self._device, 0) if policy.precision == "pure-bf16" else None
