@@ -53,6 +53,7 @@ def test_gradients_are_none_where_those_of_the_eager_run_are(names: tuple[str, .
     assert memfit.captures_of(fitted).count == 1
 
 
+@pytest.mark.filterwarnings("ignore:several calls go back")
 def test_two_calls_in_one_step_each_know_their_own() -> None:
     torch.manual_seed(0)
     plain, fitted = Heads(), Heads()

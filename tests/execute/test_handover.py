@@ -64,6 +64,7 @@ def test_whole_gradients_are_taken(budget):
     assert all(torch.equal(one, other) for one, other in zip(gradients, expected, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:several calls go back")
 @pytest.mark.parametrize("loss", [called_twice, with_decay])
 def test_a_part_of_a_gradient_is_left_to_autograd(loss):
     model, batch = Tied(), torch.randn(4, 8)

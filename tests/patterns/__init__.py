@@ -33,7 +33,7 @@ THEMES: dict[str, list[Pattern]] = {
     "Hooks": hooks.PATTERNS,
     "Programs of several fields": programs.PATTERNS,
     "Around models and in them": around.PATTERNS,
-    "Planned part by part": borders.PATTERNS,
+    "Borders of parts and calls": borders.PATTERNS,
     "Corners": corners.PATTERNS,
 }
 PATTERNS = [pattern for each in THEMES.values() for pattern in each]

@@ -1,10 +1,10 @@
-"""Models that are planned part by part: what is used on both sides of a border."""
+"""What is used on both sides of a border: of a part, or of a call."""
 
 import torch
 from torch import nn
 
-from patterns.models import Blocks
-from patterns.pattern import Pattern, fit_with_room
+from patterns.models import Blocks, Net
+from patterns.pattern import Pattern, State, fit_with_room, step_of
 
 
 class Looks(Blocks):
@@ -80,7 +80,32 @@ class SharedWeights(Looks):
 
 LOOKS = "is used several times inside and later outside"
 
+
+class Tied(Net):
+    """Uses one layer twice in every call."""
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.second(torch.tanh(self.second(hidden))))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Linear(32, 32)
+
+
+def compared(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    return (state.model(batch) - state.model(batch.sin())).square().mean()
+
+
 PATTERNS = [
+    Pattern(
+        name="a model that uses a layer twice", make=Tied, step=step_of(lambda s, b, n: s.model(b).square().mean())
+    ),
+    Pattern(
+        name="two calls in one backward pass of a model that uses a layer twice",
+        make=Tied,
+        step=step_of(compared),
+        fails="gradients are added call by call, so that last bits differ; memfit warns of it",
+    ),
     Pattern(
         name="parts with residuals inside, whose inputs are added to the result of the model",
         make=Skips,

@@ -34,6 +34,7 @@ from memfit.capture.record import ANNOTATION, ModuleStack, Recorder
 from memfit.capture.refusals import Refusals, check_no_attributes, refusing
 from memfit.capture.sample import Sample, check_sample
 from memfit.capture.snapshot import Snapshot
+from memfit.capture.states import buffers_by_place, keep_buffers, state_names, states_of_calls, tied_name
 from memfit.collecting import collected_later
 from memfit.errors import CaptureError, InvalidInput, InvalidModel, MemfitError, first_line
 from memfit.ops.number import NotFollowed
@@ -197,7 +198,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         inner=subject.inner,
         used_again=subject.used_again,
         arrivals=tuple(subject.arrivals),
-        state_names=tuple(_state_names(subject.model)),
+        state_names=tuple(state_names(subject.model)),
     )
 
 
@@ -240,7 +241,7 @@ class _Subject(nn.Module):
         self.late = LateReads()
         self.inner: tuple[int, ...] = ()
         self.used_again = ""
-        self._tied = _tied(model)
+        self._tied = tied_name(model)
         self._traces = 0
         self.training = model.training
 
@@ -248,7 +249,7 @@ class _Subject(nn.Module):
         self.numbers.restore()
         self._snapshot.restore_attributes()  # the forward is traced more than once
         self.reads.restore()
-        self._note_arrivals([*_states(self.model), *pytree.tree_leaves((args, kwargs))])
+        self._note_arrivals([*states_of_calls(self.model), *pytree.tree_leaves((args, kwargs))])
         recorder = Recorder(self.module_stack, self.reads.ran, casts=bool(self.autocast), runs=self._runs)
         refusals = refusing(again=self._traces > 0) if self._runs else contextlib.nullcontext(Refusals())
         self._traces += 1
@@ -259,15 +260,15 @@ class _Subject(nn.Module):
             self.reads.following(),
             refusals as refused,
         ):
-            buffers = _buffers_by_place(self.model)
+            buffers = buffers_by_place(self.model)
             in_layout = ChannelsLast() if self._channels_last else contextlib.nullcontext()
             self.numbers.begin()
             with autocast(self.autocast), in_layout:
                 output = (self.model if self._with_hooks else self.model.forward)(*args, **kwargs)
             self.late = LateReads.of(tensors_in(output), refused)
             self.numbers.restore()
-            _keep_buffers(self.model, buffers)
-        given = [*_states(self.model), *pytree.tree_leaves((args, kwargs))]
+            keep_buffers(self.model, buffers)
+        given = [*states_of_calls(self.model), *pytree.tree_leaves((args, kwargs))]
         if self._runs:
             check_no_attributes(tensors_in(output))
         effects, left = self._left_behind(recorder, given) if self._runs else ([], [])
@@ -404,46 +405,3 @@ def _as_fake_as(model: nn.Module, sample: Sample) -> Sample:
 
 def _fake(mode: _torch.FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     return tensor if isinstance(tensor, _torch.FakeTensor) else mode.from_tensor(tensor)
-
-
-def _tied(model: nn.Module) -> str:
-    """Return the name of a parameter that is trained and has another name, too."""
-    names = {name for name, _ in model.named_parameters()}
-    others = model.named_parameters(remove_duplicate=False)
-    return next((name for name, each in others if name not in names and each.requires_grad), "")
-
-
-def _state_names(model: nn.Module) -> list[str]:
-    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-    return [name for name, _ in named]
-
-
-def _states(model: nn.Module) -> list[torch.Tensor]:
-    """Return parameters and buffers in the order in which captured calls are given them."""
-    parameters = [each for _, each in model.named_parameters(remove_duplicate=False)]
-    return parameters + [each for _, each in model.named_buffers(remove_duplicate=False)]
-
-
-def _buffers_by_place(model: nn.Module) -> dict[tuple[int, str], torch.Tensor]:
-    return {
-        (id(module), name): buffer
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    }
-
-
-def _keep_buffers(model: nn.Module, before: dict[tuple[int, str], torch.Tensor]) -> None:
-    """Write into a buffer what a forward put in its place: only what is written is traced."""
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            old = before.get((id(module), name))
-            if buffer is old or buffer is None:
-                continue
-            if old is None:
-                raise ValueError(f"the buffer {name!r} is first registered in a forward; register it before")
-            if (old.shape, old.dtype) != (buffer.shape, buffer.dtype):
-                raise ValueError(f"the buffer {name!r} is given a tensor of another shape or dtype; write into it")
-            with torch.no_grad():
-                old.copy_(buffer)
-            module._buffers[name] = old
