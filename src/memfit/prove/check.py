@@ -67,7 +67,8 @@ def check(
     The tolerance is 0 (bit for bit) for plans of exact techniques and 1e-6 for those that sum in another order,
     unless given. Lossy techniques need a tolerance to be judged by. Nothing takes more memory than the plan's budget:
     an eager step that does not fit keeps its saved tensors in a file in TMPDIR, and where not even that fits, a part of
-    the batch is compared. What two eager steps make differently is left out. `Check.how` says what was done. `progress` is as for `plan`.
+    the batch is compared. What two eager steps make differently is left out. `Check.how` says what was done.
+    `progress` is as for `plan`.
     """
     lossy = [each for each in plan.allow if each.endswith("-bit")]
     if tolerance is None and lossy:
