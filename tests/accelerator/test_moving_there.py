@@ -110,6 +110,7 @@ class Branching(nn.Module):
         return rows.square().mean()
 
 
+@pytest.mark.slow
 def test_a_model_that_asks_for_values_is_planned_in_regions(device: torch.device) -> None:
     torch.manual_seed(0)
     eager, batch = Branching().to(device), torch.randn(1024, 64).to(device)
