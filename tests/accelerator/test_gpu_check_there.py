@@ -4,6 +4,7 @@ import io
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from rich.console import Console
 
@@ -24,6 +25,7 @@ def case() -> Case:
     )
 
 
+@pytest.mark.slow
 def test_a_case_is_checked_and_written_down(device: torch.device, tmp_path: Path) -> None:
     assert chosen_device(None) == device
     result = run_case(case(), device, search_s=0.5, pairs=1)

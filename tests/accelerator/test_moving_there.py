@@ -10,6 +10,7 @@ from torch import nn
 import memfit
 from memfit.capture.rehearse import step
 from memfit.capture.sample import Sample
+from memfit.ir import Compute
 from memfit.measure.peak import measure_peak
 from memfit.transfers import arrived, transfers_of
 
@@ -54,7 +55,8 @@ def test_offloaded_values_take_no_memory_of_the_device(device: torch.device) -> 
     eager, batch = model_and_batch(device)
     planned = copy.deepcopy(eager)
     plan = memfit.plan(planned, batch, budget=0.75, allow=("offload",), time_limit=2)
-    assert "offload" in str(plan.to_json())
+    assert plan.pinned_bytes == 2**21
+    assert "2.00 MiB of pinned host memory" in str(plan)
     memfit.apply(plan, planned, batch)
     assert all(map(torch.equal, gradients(eager, batch), gradients(planned, batch)))
     sample = Sample.of(batch)
@@ -75,3 +77,52 @@ def test_values_are_brought_back_before_they_are_read(device: torch.device) -> N
     assert any(line.startswith("to host 2097152 on ") for line in log)
     assert any(line.startswith("to device 2097152 on ") for line in log)
     assert not any("2097152" in line and "the host waits" in line for line in log)
+
+
+def test_a_plan_asks_for_values_some_operators_before_they_are_read(device: torch.device) -> None:
+    model, batch = model_and_batch(device)
+    plan = memfit.plan(model, batch, budget=0.75, allow=("offload",), time_limit=2)
+    assert plan.step is not None
+    graph = plan.step.graph
+    runs = [each.operation for each in plan.program.backward if isinstance(each, Compute)]
+    copies = [place for place, run in enumerate(runs) if "bring_back" in graph.operation(run).target]
+    distances = []
+    for place in copies:
+        made = {*graph.operation(runs[place]).outputs}
+        following = enumerate(runs[place + 1 :], start=1)
+        distances.append(next(far for far, run in following if made & {*graph.operation(run).inputs}))
+    assert copies
+    assert max(distances) > 1
+
+
+class Branching(nn.Module):
+    """Asks for a value between its blocks, so that it is planned region by region."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        blocks = [nn.Sequential(nn.Linear(64, 512), nn.Sigmoid(), nn.Linear(512, 64)) for _ in range(3)]
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            rows = block(rows)
+            if rows.mean().item() > 1e9:
+                rows = rows + 1
+        return rows.square().mean()
+
+
+@pytest.mark.slow
+def test_a_model_that_asks_for_values_is_planned_in_regions(device: torch.device) -> None:
+    torch.manual_seed(0)
+    eager, batch = Branching().to(device), torch.randn(1024, 64).to(device)
+    planned = copy.deepcopy(eager)
+    plan = memfit.plan(planned, batch, budget="smallest", time_limit=2)
+    assert plan.regions
+    memfit.apply(plan, planned, batch)
+    for model in (eager, planned):
+        model(batch).backward()
+    for one, other in zip(eager.parameters(), planned.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+    planned.zero_grad()
+    peak = measure_peak(lambda: planned(batch).backward(), resident=[planned, batch])
+    assert peak.peak_bytes <= 1.01 * plan.peak_bytes

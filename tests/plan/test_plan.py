@@ -46,6 +46,13 @@ def test_a_step_without_time_has_no_slowdown():
     assert (plan.slowdown, plan.lower_bound) == (0.0, 0.0)
 
 
+def test_what_is_sent_out_of_a_gpu_takes_pinned_blocks_of_powers_of_two(plan):
+    sent = Fate(value="a", module="", size_bytes=100 * KIB, treatment=Treatment.MOVED, technique="offload")
+    kept = dataclasses.replace(sent, treatment=Treatment.KEPT)
+    assert dataclasses.replace(plan, device="cuda:0", fates=(sent, sent, kept)).pinned_bytes == 2 * 128 * KIB
+    assert dataclasses.replace(plan, device="cpu", fates=(sent,)).pinned_bytes == 0
+
+
 def test_a_plan_that_keeps_everything_is_the_unplanned_step(plan):
     assert make_plan().is_identity
     assert not plan.is_identity

@@ -170,6 +170,14 @@ class Plan:
         """Why this plan: what was compared with it, what lost and by how much, and how the search went."""
         return "\n".join(_reasons(self))
 
+    @property
+    def pinned_bytes(self) -> int:
+        """Return what values that are sent out take of a host beside a GPU: blocks of powers of two, which stay."""
+        if self.device == "cpu":
+            return 0
+        sent = (each.size_bytes for each in self.fates if each.treatment is Treatment.MOVED and each.size_bytes)
+        return sum(1 << (size_bytes - 1).bit_length() for size_bytes in sent)
+
     def __str__(self) -> str:
         return "\n".join(_lines(self))
 
@@ -372,6 +380,8 @@ def _lines(plan: Plan) -> Iterator[str]:
     if plan.is_identity:
         yield "the unplanned step fits: nothing is computed again"
         return
+    if plan.pinned_bytes:
+        yield f"{format_bytes(plan.pinned_bytes)} of pinned host memory for what is sent out"
     totals = plan.by_module(0)[""]
     yield ", ".join(f"{format_bytes(size)} {treatment}" for treatment, size in totals.items() if size)
     for module, sizes in plan.by_module(2).items():

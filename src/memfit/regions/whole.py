@@ -172,6 +172,8 @@ def _measured(
 ) -> list[Stretch]:
     for region in regions:
         region.marked.forget()
+    for parameter in (each for holder in resident if isinstance(holder, nn.Module) for each in holder.parameters()):
+        parameter.grad = None  # an accelerator would give those of the run before back while it is measured
     measured = measure_stretches(run, resident=resident)
     baselines = [region_footprint(region, region.marked.surroundings()) for region in regions]
     return _stretches(measured, baselines, optimizer)

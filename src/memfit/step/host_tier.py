@@ -4,7 +4,7 @@ from concurrent.futures import Future
 
 import torch
 
-from memfit.accelerator import synchronize
+from memfit.accelerator import is_accelerator, synchronize
 from memfit.step.tiers import Place
 from memfit.transfers import arrived, transfers_of
 
@@ -14,17 +14,20 @@ class HostTier:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._transfers = transfers_of(device)
+        self._transfers = transfers_of(device) if is_accelerator(device) else None
 
     def reserve(self, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Place:
-        return Place(tensor=torch.empty(shape, dtype=dtype, pin_memory=True), device=device)
+        return Place(tensor=torch.empty(shape, dtype=dtype, pin_memory=self._transfers is not None), device=device)
 
     def read(self, place: Place, rows: slice | None) -> "Future[torch.Tensor]":
-        return _Arriving(self._transfers.to_device(_part(place, rows)))
+        part = _part(place, rows)
+        return _Arriving(part.clone() if self._transfers is None else self._transfers.to_device(part))
 
     def write(self, place: Place, rows: slice | None, value: torch.Tensor) -> None:
-        # In the order of the stream of copies: a later read of the same part sees it.
-        self._transfers.to_host(value, _part(place, rows))
+        if self._transfers is None:
+            _part(place, rows).copy_(value)
+        else:  # in the order of the stream of copies: a later read of the same part sees it
+            self._transfers.to_host(value, _part(place, rows))
 
     def wait(self) -> None:
         synchronize(self._device)
