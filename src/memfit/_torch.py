@@ -39,6 +39,8 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
     Inside a backward pass: whether its caller keeps the graph for another one.
 `current_node` rests on `_current_autograd_node`
     Inside a backward pass: the node of autograd that is running, whose `next_functions` follow its inputs.
+`backward_pass` rests on `_current_graph_task_id`
+    Inside a backward pass: its number.
 `default_store` rests on `distributed_c10d._get_default_store`
     What the ranks of a process group found each other by; words can be left in it without a collective.
 `plain_function` rests on `OpOverload._op`
@@ -60,6 +62,10 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
     The modes that see calls of torch's functions, but for the one that holds the default device.
 `compiled_node` and `explained_backward` rest on `_forward_cls` of the node behind a result
     Autograd calls its `backward`: the second puts a function around that of one compiled call.
+`sequence_number` rests on `_sequence_nr`
+    Nodes of autograd that were recorded later have a higher one, and run first.
+`before_backward` and `hooks_registered` rest on `RemovableHandle.next_id`
+    Counts the hooks that anybody registers: a prehook of a node counts once.
 `trace_rules` is `torch._dynamo`'s own
     Says whose code torch.compile leaves alone.
 `graph_module` rests on `_make_graph_module` and `_use_lazy_graph_module`
@@ -112,6 +118,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
+from torch.utils.hooks import RemovableHandle
 
 from memfit._compiler_start import instructions, start_compiler
 from memfit._kernel_batches import compile_the_rest, in_batches
@@ -125,6 +132,8 @@ __all__ = [
     "StorageWeakRef",
     "annotation",
     "attention_settings",
+    "backward_pass",
+    "before_backward",
     "below_autograd",
     "compile_graph",
     "compile_joint",
@@ -142,6 +151,7 @@ __all__ = [
     "function_modes",
     "functions_named",
     "graph_module",
+    "hooks_registered",
     "is_plain",
     "is_transformed",
     "keeps_graph",
@@ -151,6 +161,7 @@ __all__ = [
     "plain_function",
     "result_places",
     "saved_tensors_hooks",
+    "sequence_number",
     "split_joint",
     "tracing_flags",
 ]
@@ -161,6 +172,7 @@ annotation = torch.fx.traceback.annotate
 below_autograd = torch._C._AutoDispatchBelowAutograd
 current_node = torch._C._current_autograd_node
 _transform_level = torch._C._functorch.maybe_current_level
+backward_pass = torch._C._current_graph_task_id
 keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
@@ -210,6 +222,28 @@ def compiled_node(result: torch.Tensor) -> Any:
     while node is not None and "CompiledFunction" not in getattr(getattr(node, "_forward_cls", None), "__name__", ""):
         node = node.next_functions[0][0] if node.next_functions else None  # views of results have nodes of their own
     return node
+
+
+def sequence_number(node: Any) -> int:
+    """Tell when a node of autograd was recorded."""
+    number: int = node._sequence_nr()
+    return number
+
+
+_hooks_of_memfit = 0
+
+
+def before_backward(node: Any, function: Callable[[tuple[torch.Tensor | None, ...]], None]) -> None:
+    """Call a function with the gradients that reach a node of autograd, by the thread that then runs it."""
+    global _hooks_of_memfit
+    node.register_prehook(function)
+    _hooks_of_memfit += 1
+
+
+def hooks_registered() -> int:
+    """Count the hooks that others have registered so far: of modules, tensors and nodes."""
+    count: int = RemovableHandle.next_id
+    return count - _hooks_of_memfit
 
 
 def export_joint(

@@ -18,7 +18,7 @@ from torch import nn
 
 from memfit.capture.lower import lower
 from memfit.capture.numbers import is_following
-from memfit.capture.sample import Sample
+from memfit.capture.sample import Sample, without_graph
 from memfit.capture.trace import Joint
 from memfit.collecting import collected_later
 from memfit.describe import describe_sample
@@ -72,7 +72,7 @@ class Runner:
     in_regions: InRegions | None = None  # for later calls that cannot be captured whole
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        example = Sample(args, kwargs)
+        example = without_graph(Sample(args, kwargs))
         if self.plan is not None or self.recipe.is_unplanned:
             return self._later(model, example)
         if self.recipe.remember and not self.recipe.is_for_process:

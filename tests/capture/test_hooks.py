@@ -51,7 +51,7 @@ def test_a_hook_that_was_there_before_runs_in_every_step() -> None:
     for name, model in (("plain", plain), ("fitted", fitted)):
         model.one.register_forward_hook(reading(seen[name]))
     memfit.fit(fitted, batches[0], 0.95, time_limit=1, progress=False)
-    seen["fitted"].clear()  # planning ran the model too
+    assert not seen["fitted"]  # planning runs the model, not its hooks
     plan = memfit.plan_of(fitted)
     assert plan is not None
     assert set(plan.regions) == {"one", "two"}
@@ -94,3 +94,28 @@ def test_where_nothing_can_be_planned_around_a_hook_it_is_named() -> None:
         part.register_forward_hook(lambda *_: None)
     with pytest.raises(memfit.MemfitError, match="the module '0' has the hook <lambda>"):
         memfit.fit(model, torch.randn(8, 16), "smallest", progress=False)
+
+
+def test_planning_in_the_loop_does_not_run_hooks_of_parameters_or_what_is_before_the_model() -> None:
+    _, fitted, batches = pair()
+    before = nn.Linear(16, 16)
+    memfit.fit(fitted, batches[0], 0.95, time_limit=1, progress=False)
+    ran: list[str] = []
+    fitted.two.register_forward_hook(lambda *_: ran.append("forward"))
+    for each in fitted.parameters():
+        each.register_post_accumulate_grad_hook(lambda _: ran.append("parameter"))
+    with pytest.warns(UserWarning, match="region by region"):
+        output = fitted(before(batches[0]))
+    assert ran == ["forward"]
+    assert before.weight.grad is None
+    output.sum().backward()
+    assert ran == ["forward"] + ["parameter"] * 12
+    assert before.weight.grad is not None
+
+
+def test_a_model_that_does_not_run_without_a_hook_is_refused_with_its_name() -> None:
+    _, fitted, batches = pair()
+    fitted.two.register_forward_pre_hook(lambda _module, args: (args[0][:, :16],))
+    fitted.one.append(nn.Linear(16, 32))
+    with pytest.raises(memfit.CaptureError, match="cannot be run to plan it: without the hook <lambda>"):
+        memfit.fit(fitted, batches[0], 0.95, time_limit=1, progress=False)

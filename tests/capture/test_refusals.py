@@ -38,14 +38,14 @@ def assign(tensor: torch.Tensor) -> None:
 def test_it_is_refused_with_what_it_is(act: Callable[[torch.Tensor], object], deed: str) -> None:
     tensor = torch.ones(3, requires_grad=True)
     generator = torch.get_rng_state()
-    with pytest.raises(ValueError, match=f"the forward {deed}"), refusing():
+    with pytest.raises(ValueError, match=f"the forward {deed}"), refusing(again=False):
         act(tensor)
     torch.set_rng_state(generator)
     act(tensor)  # and allowed again
 
 
 def test_other_threads_print() -> None:
-    with refusing():
+    with refusing(again=False):
         thread = threading.Thread(target=print, args=("of another thread",))
         thread.start()
         thread.join()

@@ -1,6 +1,22 @@
 """Usage patterns by theme. `python -m patterns` writes docs/drop-in.md from them."""
 
-from patterns import around, changed, corners, data, deep, draws, forwards, gradients, hooks, loops, weights
+from patterns import (
+    around,
+    borders,
+    changed,
+    corners,
+    data,
+    deep,
+    draws,
+    forwards,
+    gradients,
+    hooks,
+    late,
+    loops,
+    programs,
+    seen,
+    weights,
+)
 from patterns.pattern import Pattern
 
 THEMES: dict[str, list[Pattern]] = {
@@ -12,8 +28,12 @@ THEMES: dict[str, list[Pattern]] = {
     "Changed deep inside": deep.PATTERNS,
     "Drawn in the forward": draws.PATTERNS,
     "Written, kept and looked at in the forward": forwards.PATTERNS,
+    "Seen and told by the forward": seen.PATTERNS,
+    "Read in the backward pass": late.PATTERNS,
     "Hooks": hooks.PATTERNS,
+    "Programs of several fields": programs.PATTERNS,
     "Around models and in them": around.PATTERNS,
+    "Planned part by part": borders.PATTERNS,
     "Corners": corners.PATTERNS,
 }
 PATTERNS = [pattern for each in THEMES.values() for pattern in each]

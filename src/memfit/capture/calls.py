@@ -16,14 +16,15 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from memfit.capture.autocast import Autocast, autocast_state
+from memfit.capture.borders import Edge, Uses, all_uses, are_added_otherwise, edges_of, uses_inside
 from memfit.capture.outputs import take_apart
 from memfit.capture.rehearse import copied, nothing_remains, step
-from memfit.capture.sample import Sample
+from memfit.capture.sample import Sample, cut_off
 from memfit.capture.spilled import SavedTensors, SpillFile, is_plain, lasting_tensors
+from memfit.tensors import tensors_in
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -36,6 +37,7 @@ class NotedCall:
     returned: int = 0  # tensors that require a gradient
     reached: int = 0  # of them by a gradient
     overwritten: bool = False  # what it was given or returned was changed in place before the backward pass
+    adds_otherwise: bool = False  # gradients would be added in another order, see `borders.py`
 
     @property
     def sample(self) -> Sample:
@@ -84,15 +86,6 @@ def _keeping_nothing(modules: Sequence[nn.Module]) -> Iterator[None]:
                 module.__dict__["forward"] = forward
 
 
-def cut_off(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sample:
-    """The arguments of a call in the middle of a model, without the graph that led to them."""
-    return Sample(
-        *pytree.tree_map_only(
-            torch.Tensor, lambda tensor: tensor.detach().requires_grad_(tensor.requires_grad), (args, kwargs)
-        )
-    )
-
-
 class _Notes:
     def __init__(self, model: nn.Module, of: Sequence[nn.Module] | None, saved: SavedTensors | None) -> None:
         self._saved = saved
@@ -101,6 +94,8 @@ class _Notes:
         self._paths = {module: path for path, module in model.named_modules() if wanted is None or module in wanted}
         self._running: list[NotedCall] = []
         self._versions: list[tuple[NotedCall, torch.Tensor, int]] = []
+        self._given: list[list[Edge]] = []  # of the calls that are running
+        self._borders: list[tuple[NotedCall, Uses]] = []
         self._in_forward = True
 
     @contextlib.contextmanager
@@ -123,10 +118,11 @@ class _Notes:
         )
         self.calls[self._paths[module]].append(call)
         self._running.append(call)
+        self._given.append(edges_of(tensors_in((args, kwargs))))
         self._watch(call, sample.tensors())
 
-    def _leave(self, _module: nn.Module, _args: Any, output: Any) -> None:
-        call = self._running.pop()
+    def _leave(self, module: nn.Module, _args: Any, output: Any) -> None:
+        call, given = self._running.pop(), self._given.pop()
         if not call.with_gradients:
             return
 
@@ -139,10 +135,21 @@ class _Notes:
             call.returned += 1
             return
         self._watch(call, [tensor.detach() for tensor in tensors])
+        self._look_at_border(module, call, given, edges_of(tensors))
         for tensor in tensors:
             if tensor.requires_grad:
                 call.returned += 1
                 tensor.register_hook(reached)
+
+    def _look_at_border(self, module: nn.Module, call: NotedCall, given: list[Edge], outputs: list[Edge]) -> None:
+        """Count uses inside a part; when the model itself returns, compare them with all there are."""
+        if self._paths[module]:
+            self._borders.append((call, uses_inside(outputs, given)))
+            return
+        everywhere = all_uses(outputs)
+        for each, inside in self._borders:
+            each.adds_otherwise = are_added_otherwise(inside, everywhere)
+        self._borders.clear()
 
     def _watch(self, call: NotedCall, tensors: list[torch.Tensor]) -> None:
         if self._in_forward:
@@ -154,6 +161,7 @@ class _Notes:
         for call, tensor, version in self._versions:
             call.overwritten = call.overwritten or tensor._version != version
         self._versions.clear()
+        self._borders.clear()
 
 
 def _version_of(tensor: torch.Tensor) -> torch.Tensor:

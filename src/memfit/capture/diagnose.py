@@ -9,7 +9,8 @@ import torch
 import torch.utils.checkpoint
 
 from memfit import _torch
-from memfit.capture.record import in_library, short_line
+from memfit.capture.held import is_foreign
+from memfit.capture.record import short_line
 from memfit.errors import CaptureError, MemfitError, first_line
 
 _REENTRANT_CODE = torch.utils.checkpoint.CheckpointFunction.backward.__code__
@@ -46,7 +47,7 @@ def _failing_line(error: Exception) -> str:
     lines = [
         short_line(frame.filename, frame.lineno or 0)
         for frame in traceback.extract_tb(error.__traceback__)
-        if not in_library(frame.filename)
+        if not is_foreign(frame.filename)
     ]
     return lines[-1] if lines else ""
 
@@ -72,6 +73,12 @@ def _reason(error: Exception) -> tuple[str, str]:
         )
     if "fake mode" in str(error).lower() and isinstance(error, AssertionError):
         return "tensors of two without_weights() blocks meet", "build the model and the sample in one block"
+    if "modified by an inplace operation" in str(error):
+        return (
+            "a value is written over that the backward pass needs; a buffer that is given another tensor counts as "
+            "written over, too",
+            "let what needs it read a copy (buffer.clone()), or write after that",
+        )
     if "numpy" in str(error).lower():
         return (
             "the code computes with NumPy, which a trace cannot follow",

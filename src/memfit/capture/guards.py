@@ -6,7 +6,7 @@ Note [Quick to see]
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import contains, getitem, is_
 from typing import Any
 
@@ -43,8 +43,11 @@ class Guards:
         forwards: Sequence[dict[str, Any]] = (),
         followed: Sequence[Place] = (),
         absent: Sequence[Place] = (),
+        objects: Sequence[tuple[str, Any]] = (),
     ) -> None:
         """`containers` are paths, containers and what was in them, `forwards` attributes of modules.
+
+        `objects` are paths and objects whose attributes were read, which are to be of the same classes.
 
         Of numbers that are `followed` only the type is compared, see `capture/numbers.py`. What was `absent` is to
         be absent still.
@@ -53,6 +56,9 @@ class Guards:
         self._absent_homes = [each.home for each in absent]
         self._absent_names = [each.name for each in absent]
         self.followed = tuple(followed)
+        self._objects = [each for _, each in objects]
+        self._object_paths = [path for path, _ in objects]
+        self._classes = [*map(type, self._objects)]
         self._forwards = list(forwards)
         self._own_forwards = [each.get("forward") for each in forwards]
         self._places = list(places)
@@ -75,7 +81,7 @@ class Guards:
                 self._arrange()  # by the objects that are there now
         except KeyError:
             return False
-        if any(self._empty_ones) or not self._are_forwards_own():
+        if any(self._empty_ones) or not self._are_forwards_own() or [*map(type, self._objects)] != self._classes:
             return False
         if any(map(contains, self._absent_homes, self._absent_names)):
             return False
@@ -94,6 +100,9 @@ class Guards:
         """Name the first value that is not as it was; empty if all are."""
         if not self._are_forwards_own():
             return "the forward of a part was replaced"
+        for path, thing, was in zip(self._object_paths, self._objects, self._classes, strict=True):
+            if type(thing) is not was:
+                return f"the class of {path or 'the model'} was {was.__name__} and is {type(thing).__name__}"
         place = self._changed_place()
         if place is not None:
             now = place.home.get(place.name, "absent") if hasattr(place.home, "get") else place.home[place.name]
@@ -105,6 +114,16 @@ class Guards:
             if container:
                 return f"{path} was empty and has {len(container)} elements"
         return next((f"what is in {each[0]} has changed" for each in self._filled if not _holds(each)), "")
+
+    def among(self, names: Collection[str]) -> "Guards":
+        """Return guards of the values alone that have some names."""
+        places = [each for each in self._places if each.name in names]
+        filled = [each for each in self._filled if each[0].rpartition(".")[2] in names]
+        return Guards(places, filled, absent=[each for each in self._absent if each.name in names])
+
+    def is_empty(self) -> bool:
+        """Return whether no value is compared."""
+        return not (self._places or self._filled or self._absent)
 
     def changed_numbers(self) -> list[Place]:
         """Return the numbers that are others now."""

@@ -1,12 +1,12 @@
 """Note values that code names: globals, closures, and what modules, classes and objects behind those names hold."""
 
+import builtins
 import contextlib
 import contextvars
 import dis
 import functools
 import gc
 import inspect
-import itertools
 import os
 import sys
 import types
@@ -31,9 +31,18 @@ from memfit.capture.notes import Notes
 ENVIRONMENT = "os.environ"
 _CLOCKS = {
     "time": {"time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time"},
+    "datetime": {"datetime.now", "datetime.today", "datetime.utcnow", "date.today"},
     "uuid": {"uuid1", "uuid4"},
     "secrets": {"token_bytes", "token_hex", "randbelow"},
     "posix": {"urandom"},
+}
+_LOOKS_AROUND = {
+    "builtins": {"globals", "eval", "exec", "input"},
+    "inspect": {"stack", "currentframe", "trace"},
+    "sys": {"_getframe"},
+    "traceback": {"extract_stack", "format_stack", "print_stack"},
+    "genericpath": {"exists", "isfile", "isdir", "getsize", "getmtime"},
+    "posix": {"listdir", "stat", "scandir", "getcwd"},
 }
 _IMPORT_NAME = dis.opmap["IMPORT_NAME"]
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
@@ -46,21 +55,21 @@ class Names:
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
-        self._seen: set[types.CodeType] = set()
+        self._seen: dict[types.CodeType, dict[str, Any]] = {}  # with its globals
         self._classes: list[type] = []  # that were found in closures, to be looked at
 
     def note_classes(self, classes: Iterable[type]) -> None:
         """Note what classes of the user's hold, and what their methods name."""
         self._note_names([each for cls in classes for each in self._methods_of(cls)])
 
-    def named_by(self, codes: Mapping[types.CodeType, dict[str, Any]]) -> list[types.CodeType]:
-        """Return code, and that of the functions and methods that it names."""
-        methods = {each.co_name: each for each in self._seen}
-        found = [*codes]
+    def named_by(self, codes: Mapping[types.CodeType, dict[str, Any]]) -> dict[types.CodeType, dict[str, Any]]:
+        """Return code with its globals, and that of the functions and methods that it names."""
+        methods = {each.co_name: (each, around) for each, around in self._seen.items()}
+        found = {**codes}
         for code, around in codes.items():
             named = [around.get(name) for name in code.co_names]
-            found += [each.__code__ for each in named if isinstance(each, types.FunctionType)]
-            found += [methods[name] for name in code.co_names if name in methods]
+            found |= {each.__code__: each.__globals__ for each in named if isinstance(each, types.FunctionType)}
+            found |= dict(methods[name] for name in code.co_names if name in methods)
         return found
 
     def note(self, waiting: list[Code]) -> None:
@@ -76,7 +85,7 @@ class Names:
             code, around = waiting.pop()
             if code in self._seen or is_foreign(code.co_filename):
                 continue
-            self._seen.add(code)
+            self._seen[code] = around
             waiting += [(each, around) for each in code.co_consts if isinstance(each, types.CodeType)]
             for name in code.co_names:
                 if name in around:
@@ -190,19 +199,36 @@ def check_same_in_every_call(code: types.CodeType, around: Mapping[str, Any]) ->
     for path, value in _named_by(code, around):
         if hasattr(type(value), "__next__"):
             raise ValueError(f"the forward reads {path}, an iterator, which a captured call would not move on")
-        if getattr(value, "__name__", "") in _CLOCKS.get(getattr(value, "__module__", None) or "", ()):
+        if _is_among(_CLOCKS, value):
             raise ValueError(f"the forward calls {path}, whose answer a captured call would give again and again")
+        if _is_among(_LOOKS_AROUND, value):
+            raise ValueError(f"the forward calls {path}, and what that sees is not seen by a captured call")
+
+
+def _is_among(functions: Mapping[str, set[str]], value: Any) -> bool:
+    """Return whether a value is one of the functions that are named by module."""
+    if not isinstance(value, types.FunctionType | types.BuiltinFunctionType | types.MethodType):
+        return False
+    owner = getattr(value, "__self__", None)
+    named = functions.get((owner.__module__ if isinstance(owner, type) else value.__module__) or "", ())
+    return value.__qualname__ in named or value.__name__ in named
 
 
 def _named_by(code: types.CodeType, around: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the globals that code reads, and what it reads of modules among them."""
-    for one, other in itertools.pairwise(dis.get_instructions(code)):
-        if one.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or one.argval not in around:
+    """Yield the globals that code reads, and what it reads of modules and classes among them."""
+    path, value = "", None
+    for each in dis.get_instructions(code):
+        name = str(each.argval)
+        if each.opname in ("LOAD_GLOBAL", "LOAD_NAME") and (name in around or hasattr(builtins, name)):
+            path, value = name, around[name] if name in around else getattr(builtins, name)
+        elif each.opname in ("LOAD_ATTR", "LOAD_METHOD") and path and hasattr(value, name):
+            path, value = f"{path}.{name}", getattr(value, name)
+        else:
+            path = path if each.opname in ("PRECALL", "PUSH_NULL", "CACHE") else ""
             continue
-        value = around[one.argval]
-        yield one.argval, value
-        if isinstance(value, types.ModuleType) and hasattr(value, str(other.argval)):
-            yield f"{one.argval}.{other.argval}", getattr(value, str(other.argval))
+        yield path, value
+        if not isinstance(value, types.ModuleType | type):
+            path = ""
 
 
 def check_no_writes(code: types.CodeType, around: Mapping[str, Any]) -> None:

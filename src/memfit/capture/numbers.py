@@ -14,7 +14,7 @@ import contextvars
 import dataclasses
 import operator
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -176,6 +176,11 @@ class Numbers:
         """Return what the numbers are now."""
         values = [each.home[each.name] for each in self.places]
         return [each.evaluate(values) for each in self.found]
+
+    def changed_since(self, values: Sequence[float], names: Collection[str]) -> str:
+        """Return the path of a number of one of these names if what is made of numbers is not `values` any more."""
+        places = [each for each in self.places if each.name in names]
+        return places[0].path if places and self.taken() != values else ""
 
     def put(self, values: Sequence[float]) -> None:
         """Let what runs next on this thread find these numbers."""

@@ -22,7 +22,7 @@ from torch.nn.modules import module as torch_module
 
 from memfit.capture.effects import Effect, Found, appended, assigned
 from memfit.capture.guards import Guards, Place, elements_of
-from memfit.capture.held import generator_state, is_own_class, values_in
+from memfit.capture.held import generator_state, is_foreign, is_own_class, values_in
 from memfit.capture.hooks import HOOKS_OF_ALL
 from memfit.capture.names import ENVIRONMENT, Names, check_no_writes, check_same_in_every_call
 from memfit.capture.notes import HOOKS, Notes
@@ -105,6 +105,9 @@ class Reads:
             check_no_writes(code, around)
             check_same_in_every_call(code, around)
         self._names.note(list(self._codes.items()))
+        for code, around in self._names.named_by(self._codes).items():
+            if not is_foreign(code.co_filename):
+                check_same_in_every_call(code, around)
         while functions := self._notes.take_functions():
             self._names.note([(each.__code__, each.__globals__) for each in functions])
         hooks = [(name, getattr(torch_module, name)) for name in HOOKS_OF_ALL]
@@ -114,7 +117,8 @@ class Reads:
         keys = {(id(each.home), each.name) for each in followed}
         places = [each for key, each in self._notes.places.items() if key not in keys]
         containers = [*self._notes.compared(), *of_all]
-        return Guards(places, containers, self._forwards, followed, [*self._absent.values()])
+        objects = [(each.path, each.thing) for each in self._watched.values()]
+        return Guards(places, containers, self._forwards, followed, [*self._absent.values()], objects)
 
     def contents(self) -> list[tuple[str, tuple[Any, ...]]]:
         """Return what is in the containers that were read."""
@@ -240,6 +244,8 @@ class Reads:
                 f"the forward reads {watched.path_of(name)}, a generator of its own, which a captured call does not "
                 "draw from; draw from torch's own generator"
             )
+        for before in _homes_before(watched, type(instance), name):
+            self._absent[id(before), name] = Place(watched.path_of(name), before, name, None)
         home = _home_of(watched, type(instance), name, value)
         if home is not None:
             self._notes.note(watched.path_of(name), home, name, value)
@@ -252,6 +258,20 @@ class Reads:
         registries = [watched.before.get(each) for each in ("_parameters", "_buffers", "_modules")]
         if name not in watched.before and not any(name in each for each in registries if each is not None):
             self._absent[id(watched.home), name] = Place(watched.path_of(name), watched.home, name, None)
+
+
+def _homes_before(watched: _Watched, cls: type, name: str) -> list[Mapping[str, Any]]:
+    """Return where another value would be found before one that was read from a class of the user's."""
+    if name in watched.home or name.startswith("__"):
+        return []
+    homes: list[Mapping[str, Any]] = []
+    for each in cls.__mro__:
+        found = each.__dict__.get(name, _ABSENT)
+        if found is not _ABSENT:
+            is_first = hasattr(type(found), "__set__")  # a property, which comes before what an instance holds
+            return [*homes, *([] if is_first else [watched.home])] if is_own_class(each) else []
+        homes += [each.__dict__] if is_own_class(each) else []
+    return []
 
 
 def _home_of(watched: _Watched, cls: type, name: str, value: Any) -> Mapping[str, Any] | None:

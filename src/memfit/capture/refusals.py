@@ -1,22 +1,28 @@
 """Refuse what a forward does while it is traced and a captured call would not do again.
 
 Functions of torch are seen by a mode, functions of Python by another one in their place. What libraries call for
-themselves is left alone: the same call of the user's code is what carries something out of the forward.
+themselves is left alone: the same call of the user's code is what carries something out of the forward. Lines that are
+logged are refused from the second trace of a forward on: many are said once.
 """
 
 import builtins
 import contextlib
+import logging
+import os.path
+import pathlib
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
 import torch._tensor
+from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 
 from memfit.capture.held import is_foreign
+from memfit.capture.record import short_line
 
 _GRADIENT: Any = torch.Tensor.grad
 _DATA: Any = torch.Tensor.data
@@ -28,15 +34,31 @@ _REASONS: dict[Any, str] = {
     torch.Tensor.register_post_accumulate_grad_hook: "registers a hook on a parameter",
 }
 _HAND_ON = {torch.overrides.__file__, torch._tensor.__file__}
-_SETS_STATE = "sets the state of torch's generator (fork_rng, set_rng_state)"
 
 
 class Refusals(TorchFunctionMode):
-    """Refuses functions of torch that the user's code calls in a forward."""
+    """Refuses functions of torch that the user's code calls in a forward; notes hooks that it puts on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hooks: list[Any] = []  # on values
+        self.asks_for_none = False  # a function wants None where no gradient arrives
+
+    def noting_none(self) -> Callable[[Any, bool], None]:
+        """Return what notes calls of `set_materialize_grads` beside doing what it does."""
+        set_it = FunctionCtx.set_materialize_grads
+
+        def noted(ctx: Any, value: bool) -> None:
+            self.asks_for_none = self.asks_for_none or not value
+            set_it(ctx, value)
+
+        return noted
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _REASONS and not is_foreign(_caller().f_code.co_filename):
             refuse(_REASONS[func])
+        if func is torch.Tensor.register_hook:
+            self.hooks += [*args[1:], *(kwargs or {}).values()]
         return func(*args, **(kwargs or {}))
 
 
@@ -53,24 +75,59 @@ def refuse(deed: str) -> None:
     raise ValueError(f"the forward {deed}, which a captured call would not do again")
 
 
-@contextlib.contextmanager
-def refusing() -> Iterator[None]:
-    """Refuse all that while a forward is traced by this thread."""
-    with (
-        _refused(builtins, "print", "prints", by_libraries=False),
-        _refused(builtins, "open", "opens a file", by_libraries=False),
-        _refused(torch, "set_rng_state", _SETS_STATE),
-        _refused(torch.random, "set_rng_state", _SETS_STATE),
-        Refusals(),
-    ):
-        yield
+def check_no_attributes(outputs: Sequence[torch.Tensor]) -> None:
+    """Refuse what the forward has put on the tensors that it returns."""
+    for each in outputs:
+        for name in each.__dict__.keys() - _OF_TRACED_TENSORS:
+            if not name.startswith("_"):
+                refuse(f"puts the attribute {name!r} on a tensor that it returns")
 
 
 @contextlib.contextmanager
-def _refused(home: Any, name: str, deed: str, *, by_libraries: bool = True) -> Iterator[None]:
-    """Refuse a function for a while; other threads, and libraries where it is said, call it as always."""
-    thread = threading.get_ident()
+def refusing(*, again: bool) -> Iterator[Refusals]:
+    """Refuse all that while a forward is traced by this thread, `again` if that is not its first trace."""
+    refusals = Refusals()
+    with contextlib.ExitStack() as stack:
+        for home, name, deed, by_libraries in (*_FUNCTIONS, *_OF_FILES):
+            refused = _refused(getattr(home, name), deed, by_libraries=by_libraries)
+            stack.enter_context(_replaced(home, name, refused))
+        if again:  # libraries say some things once
+            stack.enter_context(_replaced(logging.Logger, "handle", _refused_to_log(logging.Logger.handle)))
+        stack.enter_context(_replaced(FunctionCtx, "set_materialize_grads", refusals.noting_none()))
+        stack.enter_context(refusals)
+        yield refusals
+
+
+_OF_TRACED_TENSORS = {"elem"}
+_SETS_STATE = "sets the state of torch's generator (fork_rng, set_rng_state)"
+_FUNCTIONS: tuple[tuple[Any, str, str, bool], ...] = (  # also by libraries
+    (builtins, "print", "prints", False),
+    (builtins, "open", "opens a file", False),
+    (torch, "set_rng_state", _SETS_STATE, True),
+    (torch.random, "set_rng_state", _SETS_STATE, True),
+)
+_OF_PATHS = ("exists", "isfile", "isdir", "getsize", "getmtime")
+_OF_PATH_OBJECTS = ("exists", "is_file", "is_dir", "stat", "open", "iterdir", "read_text", "read_bytes", "write_text")
+_OF_FILES: tuple[tuple[Any, str, str, bool], ...] = (
+    *((os.path, name, "looks at files", False) for name in _OF_PATHS),
+    *((pathlib.Path, name, "looks at files", False) for name in _OF_PATH_OBJECTS),
+)
+
+
+@contextlib.contextmanager
+def _replaced(home: Any, name: str, other: Callable[..., Any]) -> Iterator[None]:
+    """Put another function in the place of one for a while."""
     function = getattr(home, name)
+    setattr(home, name, other)
+    try:
+        yield
+    finally:
+        setattr(home, name, function)
+
+
+def _refused(function: Any, deed: str, *, by_libraries: bool) -> Any:
+    """Refuse a function; other threads, and libraries where it is said, call it as always."""
+    thread = threading.get_ident()
 
     def refused(*args: Any, **kwargs: Any) -> Any:
         is_counted = by_libraries or not is_foreign(sys._getframe(1).f_code.co_filename)
@@ -78,8 +135,16 @@ def _refused(home: Any, name: str, deed: str, *, by_libraries: bool = True) -> I
             refuse(deed)
         return function(*args, **kwargs)
 
-    setattr(home, name, refused)
-    try:
-        yield
-    finally:
-        setattr(home, name, function)
+    return refused
+
+
+def _refused_to_log(handle: Any) -> Any:
+    """Refuse lines that the user's code, or a library around torch, logs."""
+    thread = threading.get_ident()
+
+    def refused(logger: logging.Logger, record: logging.LogRecord) -> None:
+        if threading.get_ident() == thread and not is_foreign(record.pathname):
+            refuse(f"logs a line ({short_line(record.pathname, record.lineno)})")
+        handle(logger, record)
+
+    return refused

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from memfit.capture.autocast import autocast, autocast_state
+from memfit.capture.hooks import run_without_hooks
 from memfit.capture.outputs import differentiated, take_apart
 from memfit.capture.sample import Sample
 from memfit.capture.snapshot import Snapshot
@@ -44,14 +45,17 @@ def copied(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 @contextlib.contextmanager
 def nothing_remains(model: nn.Module, sample: Sample, *, keep: Keep = copied) -> Iterator[None]:
-    """Put buffers, gradients, attributes and generators back; `keep` remembers what buffers hold."""
+    """Put buffers, gradients, attributes and generators back; `keep` remembers what buffers hold.
+
+    Hooks of the user's do nothing meanwhile, see Note [Hooks run as often as in eager] in `hooks.py`.
+    """
     devices = sorted({tensor.device.index for tensor in model.parameters() if tensor.is_cuda})
     gradients = [(leaf, leaf.grad) for leaf in _leaves(model, sample).values()]
     # Metrics keep tensors that are no buffers and change them in place.
     plain = [value for part in model.modules() for value in vars(part).values() if isinstance(value, torch.Tensor)]
     buffers = [(buffer, keep(buffer)) for buffer in (*model.buffers(), *plain)]
     snapshot = Snapshot(model)
-    with generators_kept(devices):
+    with generators_kept(devices), run_without_hooks(model, sample.tensors()):
         try:
             drop_gradients(model, sample)
             yield

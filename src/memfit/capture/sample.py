@@ -27,10 +27,10 @@ class Sample:
         if isinstance(sample, Sample):
             return sample
         if isinstance(sample, tuple | list):
-            return cls(tuple(sample))
+            return without_graph(cls(tuple(sample)))
         if isinstance(sample, Mapping):
-            return cls((), dict(sample))
-        return cls((sample,))
+            return without_graph(cls((), dict(sample)))
+        return without_graph(cls((sample,)))
 
     def leaf_names(self) -> list[str]:
         """What to call each leaf: `input_ids`, `x.0`; positional arguments by their place."""
@@ -39,6 +39,23 @@ class Sample:
 
     def tensors(self) -> list[torch.Tensor]:
         return tensors_in((self.args, dict(self.kwargs)))
+
+
+def cut_off(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sample:
+    """Return the arguments of a call in the middle of a program, without the graph that led to them."""
+    cut: dict[int, torch.Tensor] = {}  # what is given twice stays one
+
+    def alone(tensor: torch.Tensor) -> torch.Tensor:
+        return cut.setdefault(id(tensor), tensor.detach().requires_grad_(tensor.requires_grad))
+
+    return Sample(*pytree.tree_map_only(torch.Tensor, alone, (args, dict(kwargs))))
+
+
+def without_graph(sample: Sample) -> Sample:
+    """Return a sample whose gradients end there; the same where they do so anyway."""
+    if all(each.grad_fn is None for each in sample.tensors()):
+        return sample
+    return cut_off(sample.args, sample.kwargs)
 
 
 def check_sample(model: nn.Module, sample: Sample) -> None:

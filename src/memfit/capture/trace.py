@@ -8,7 +8,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,17 +18,20 @@ from torch.utils import _pytree as pytree
 from memfit import _torch
 from memfit._memory_events import MemoryRecorder
 from memfit.capture.autocast import autocast, autocast_state
+from memfit.capture.borders import places_of_inner, used_again
 from memfit.capture.diagnose import explain
 from memfit.capture.effects import Effect
 from memfit.capture.gradient_layouts import Starts, starting_in, take_out_copies
 from memfit.capture.guards import Guards
+from memfit.capture.hooks import hooks_left_out
+from memfit.capture.late_reads import LateReads
 from memfit.capture.layout import ChannelsLast, lies_channels_last
 from memfit.capture.numbers import Numbers
 from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
 from memfit.capture.reads import Reads
 from memfit.capture.real_layouts import real_layouts
 from memfit.capture.record import ANNOTATION, ModuleStack, Recorder
-from memfit.capture.refusals import refusing
+from memfit.capture.refusals import Refusals, check_no_attributes, refusing
 from memfit.capture.sample import Sample, check_sample
 from memfit.capture.snapshot import Snapshot
 from memfit.collecting import collected_later
@@ -54,6 +57,11 @@ class Joint:
     effects: tuple[Effect, ...] = ()  # what it leaves behind
     numbers: Numbers = dataclasses.field(default_factory=Numbers)  # that calls take anew
     starts: Starts = ()  # layouts of the gradients of outputs, where they are not those of the outputs
+    state_names: tuple[str, ...] = ()  # of parameters, then of buffers, as calls are given them
+    used_again: str = ""  # a parameter that is used several times, if there is one
+    inner: tuple[int, ...] = ()  # outputs that others are computed from
+    late: LateReads = dataclasses.field(default_factory=LateReads)  # what runs in the backward pass reads
+    arrivals: tuple[int, ...] = ()  # states and arguments, by place, in the order in which they get their gradients
     seconds: float = 0.0  # that tracing took
 
     @property
@@ -72,10 +80,21 @@ class Joint:
         return "ParamAOTInput" in self._changed_kinds
 
     @property
+    def changed_names(self) -> set[str]:
+        """The names of what the forward writes into."""
+        states = {each.target.removeprefix(f"{ROOT}.") for each in self._changed if hasattr(each, "target")}
+        return states | {self.input_names[each.idx] for each in self._changed if hasattr(each, "idx")}
+
+    @property
     def _changed_kinds(self) -> set[str]:
+        return {type(description).__name__ for description in self._changed}
+
+    @property
+    def _changed(self) -> list[Any]:
+        """Descriptions of what is given to the forward and written into."""
         results = self.graph_module.graph.output_node().meta["desc"]
         changed = [getattr(description, "mutated_input", None) for description in results]
-        return {type(description).__name__ for description in changed if description is not None}
+        return [description for description in changed if description is not None]
 
 
 @contextlib.contextmanager
@@ -103,6 +122,7 @@ def traced(
         raise InvalidInput(f'outputs is "all" or "loss", {outputs!r} was given')
     with _ONE_AT_A_TIME, contextlib.ExitStack() as stack:
         start = time.monotonic()
+        stack.enter_context(hooks_left_out(model))
         snapshot = Snapshot(model)
         stack.callback(snapshot.restore)
         subject = _Subject(model, snapshot, backward_from, with_hooks, outputs, channels_last, starts, runs)
@@ -173,6 +193,11 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         effects=subject.effects,
         numbers=subject.numbers,
         starts=subject.starts,
+        late=subject.late,
+        inner=subject.inner,
+        used_again=subject.used_again,
+        arrivals=tuple(subject.arrivals),
+        state_names=tuple(_state_names(subject.model)),
     )
 
 
@@ -211,23 +236,40 @@ class _Subject(nn.Module):
         self._generator = torch.get_rng_state()
         self._contents: list[tuple[str, tuple[Any, ...]]] = []  # after the forward
         self.effects: tuple[Effect, ...] = ()
+        self.arrivals: list[int] = []
+        self.late = LateReads()
+        self.inner: tuple[int, ...] = ()
+        self.used_again = ""
+        self._tied = _tied(model)
+        self._traces = 0
         self.training = model.training
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
         self.numbers.restore()
         self._snapshot.restore_attributes()  # the forward is traced more than once
         self.reads.restore()
+        self._note_arrivals([*_states(self.model), *pytree.tree_leaves((args, kwargs))])
         recorder = Recorder(self.module_stack, self.reads.ran, casts=bool(self.autocast), runs=self._runs)
-        refused = refusing() if self._runs else contextlib.nullcontext()
-        with self.module_stack.following(), _torch.eager_dispatch(), recorder, self.reads.following(), refused:
+        refusals = refusing(again=self._traces > 0) if self._runs else contextlib.nullcontext(Refusals())
+        self._traces += 1
+        with (
+            self.module_stack.following(),
+            _torch.eager_dispatch(),
+            recorder,
+            self.reads.following(),
+            refusals as refused,
+        ):
             buffers = _buffers_by_place(self.model)
             in_layout = ChannelsLast() if self._channels_last else contextlib.nullcontext()
             self.numbers.begin()
             with autocast(self.autocast), in_layout:
                 output = (self.model if self._with_hooks else self.model.forward)(*args, **kwargs)
+            self.late = LateReads.of(tensors_in(output), refused)
             self.numbers.restore()
             _keep_buffers(self.model, buffers)
         given = [*_states(self.model), *pytree.tree_leaves((args, kwargs))]
+        if self._runs:
+            check_no_attributes(tensors_in(output))
         effects, left = self._left_behind(recorder, given) if self._runs else ([], [])
         self._contents = self._read_contents()
         self.caches_casts = self.caches_casts and recorder.saw_autocast
@@ -250,6 +292,8 @@ class _Subject(nn.Module):
         places = range(len(tensors), len(tensors) + len(left))
         self.differentiated += tuple(place for place, each in zip(places, left, strict=True) if each.requires_grad)
         tensors += left
+        self.inner = tuple(places_of_inner(tensors))
+        self.used_again = self._tied or next(used_again(tensors, dict(self.model.named_parameters())), "")
         self.numbers.follow()  # functions of the backward pass may read them, too
         self.undifferentiated = tuple(
             index for index, tensor in enumerate(tensors) if tensor.requires_grad and index not in self.differentiated
@@ -261,6 +305,13 @@ class _Subject(nn.Module):
         places = range(len(tensors))
         self.copied = tuple(place for place in places if laid_out[place] is not tensors[place])
         return tuple(each if index in self.differentiated else each.detach() for index, each in enumerate(laid_out))
+
+    def _note_arrivals(self, given: Sequence[Any]) -> None:
+        """Note which of the tensors a call is given get their gradients when, see `execute/gradient_order.py`."""
+        self.arrivals.clear()
+        for place, each in enumerate(given):
+            if isinstance(each, torch.Tensor) and each.requires_grad:
+                each.register_hook(lambda _, place=place: self.arrivals.append(place))
 
     def guards(self) -> Guards:
         """Return guards of all the forward has read; ValueError if a captured call cannot do as it does."""
@@ -353,6 +404,18 @@ def _as_fake_as(model: nn.Module, sample: Sample) -> Sample:
 
 def _fake(mode: _torch.FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     return tensor if isinstance(tensor, _torch.FakeTensor) else mode.from_tensor(tensor)
+
+
+def _tied(model: nn.Module) -> str:
+    """Return the name of a parameter that is trained and has another name, too."""
+    names = {name for name, _ in model.named_parameters()}
+    others = model.named_parameters(remove_duplicate=False)
+    return next((name for name, each in others if name not in names and each.requires_grad), "")
+
+
+def _state_names(model: nn.Module) -> list[str]:
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return [name for name, _ in named]
 
 
 def _states(model: nn.Module) -> list[torch.Tensor]:

@@ -9,13 +9,15 @@ Note [No gradient is not zero]
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
 from memfit import _torch
+from memfit.capture.trace import Joint
+from memfit.errors import ExecutionError
 from memfit.execute.codegen import generate
 
 Boxed = Callable[[list[Any]], list[Any]]
@@ -27,18 +29,19 @@ _ABSENT = object()
 class Arrivals:
     """Runs the backward graph of a call for the gradients that arrive, see Note [No gradient is not zero]."""
 
-    def __init__(self, outputs: Sequence[int], first: int) -> None:
-        """`outputs` may get gradients; autograd counts them from `first` on."""
-        self._outputs = outputs
+    def __init__(self, joint: Joint, first: int) -> None:
+        """Autograd counts the outputs that may get gradients from `first` on."""
+        self._outputs = joint.differentiated
         self._first = first
-        self._all = frozenset(outputs)
+        self._all = frozenset(self._outputs)
+        self._asks_for_none = joint.late.asks_for_none
         self._now = threading.local()
 
     def watch(self, output: torch.Tensor) -> None:
         """Note what arrives in the backward pass behind an output."""
         node = _torch.compiled_node(output)
         if node is not None:
-            node.register_prehook(self._note)
+            _torch.before_backward(node, self._note)
 
     def _note(self, gradients: tuple[torch.Tensor | None, ...]) -> None:
         # Called right before the backward pass itself, by the same thread.
@@ -51,11 +54,20 @@ class Arrivals:
         def run(arguments: list[Any]) -> list[Any]:
             arrived = self._now.__dict__.pop("arrived", self._all)
             if arrived not in functions:
+                self._check_zeros()
                 functions[arrived] = generate(_without(graph, self._all - arrived))
             return functions[arrived](arguments)
 
         run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows
         return run
+
+    def _check_zeros(self) -> None:
+        if self._asks_for_none:
+            raise ExecutionError(
+                "an output got no gradient in this backward pass, and an autograd.Function of the model asks for None "
+                "where none arrives (set_materialize_grads(False)), which a captured call does not hand on; call "
+                "memfit.remove(model), or let the loss take all outputs"
+            )
 
 
 def _without(graph: fx.Graph, missing: Arrived) -> fx.Graph:

@@ -205,6 +205,7 @@ class PlannedForward:
         self._last = LastCall.of(call, modules, states, leaves, spec) if call is self._before else None
         self._before = call
         self.runs += 1
+        call.look_again()
         return call(states, args, kwargs)
 
     def _of_a_copy(self, model: nn.Module, args: Any, kwargs: Any) -> Any:

@@ -13,6 +13,9 @@ class Call(Protocol):
 
     guards: Guards  # what the model's code has read, see `capture/guards.py`
 
+    def look_again(self) -> None:
+        """Expect other parameters, with other hooks, at the next call."""
+
     def __call__(self, states: Sequence[torch.Tensor], args: Any, kwargs: Any, /) -> Any: ...
 
 
@@ -23,6 +26,9 @@ class OwnForward:
 
     def __init__(self, forward: Callable[..., Any]) -> None:
         self._forward = forward
+
+    def look_again(self) -> None:
+        """Do nothing."""
 
     def __call__(self, _states: Any, args: Any, kwargs: Any) -> Any:
         return self._forward(*args, **kwargs)

@@ -1,6 +1,6 @@
 """One captured call of a module, ready to run."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -8,14 +8,19 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit.capture.guards import Guards
 from memfit.capture.numbers import Numbers
 from memfit.capture.trace import Joint
 from memfit.collecting import collected_later
 from memfit.errors import ExecutionError
 from memfit.execute.arrivals import Arrivals
 from memfit.execute.codegen import OVERWRITES, generate
+from memfit.execute.gradient_order import GradientOrder
+from memfit.execute.inner_outputs import refuse_hooks
 from memfit.execute.partition import planned_partition, unplanned_program
+from memfit.execute.several_calls import SeveralCalls
 from memfit.execute.turns import without_double_turns
+from memfit.execute.unchanged import read_again
 from memfit.ir import Graph, Program
 from memfit.ops.inplace import in_place_form
 from memfit.ops.stretch import Stretch, compile_all
@@ -40,14 +45,26 @@ class CompiledCall:
         self._differentiated = joint.differentiated
         self._guarded = joint.undifferentiated
         self._effects = joint.effects
+        self._inner = joint.inner
+        self._several = SeveralCalls(joint.used_again) if joint.used_again else None
         self.guards = joint.guards
         self.changes_only_buffers = not joint.changes_arguments and not joint.changes_parameters
         places = _torch.result_places(joint.export)
-        self._arrivals = Arrivals(joint.differentiated, places.start) if len(joint.differentiated) > 1 else None
+        self._arrivals = Arrivals(joint, places.start) if len(joint.differentiated) > 1 else None
         self._is_explained = False
+        self._order = GradientOrder(joint)
         self._numbers = joint.numbers if joint.numbers.found else None
+        self._late_names = joint.late.names
+        late = joint.guards.among(joint.late.names)
+        self._read_late = None if late.is_empty() else late
         with collected_later():
-            self._run = _compile(joint, graph, program or unplanned_program(graph), self._arrivals, around_backward)
+            program = program or unplanned_program(graph)
+            self._unchanged = read_again(joint, graph, program)
+            self._run = _compile(joint, graph, program, self._arrivals, around_backward)
+
+    def look_again(self) -> None:
+        """Expect other parameters, with other hooks, at the next call."""
+        self._order.look_again()
 
     def __call__(self, states: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Any:
         """Run on the current parameters and buffers (`states`) and the call's arguments."""
@@ -56,14 +73,22 @@ class CompiledCall:
         if self._numbers is not None:
             values = self._numbers.taken()
             self._numbers.put(values)
-        tensors = list(self._run([*given]))
+        tensors = list(self._run(self._order.of(given)))
         if self._numbers is not None and torch.is_grad_enabled():
-            _numbers_of_backward(self._numbers, values, tensors[self._differentiated[0]])
+            _numbers_of_backward(self._numbers, values, tensors[self._differentiated[0]], late=self._late_names)
         if not self._is_explained and torch.is_grad_enabled():
             _torch.explained_backward(tensors[self._differentiated[0]], _explained)
             self._is_explained = True
+        if self._several is not None and torch.is_grad_enabled():
+            self._several.watch(tensors[self._differentiated[0]])
+        if self._inner and torch.is_grad_enabled():
+            refuse_hooks(tensors, self._inner)
+        if self._read_late is not None and torch.is_grad_enabled():
+            _compare_before_backward(self._read_late, tensors[self._differentiated[0]])
         if self._arrivals is not None and torch.is_grad_enabled():
             self._arrivals.watch(tensors[self._differentiated[0]])
+        if self._unchanged is not None and torch.is_grad_enabled():
+            self._unchanged.watch(given, tensors[self._differentiated[0]])
         if self._guarded:
             start = tensors[self._differentiated[0]]
             for index in self._guarded:
@@ -73,11 +98,30 @@ class CompiledCall:
         return self._template.rebuild(tensors, given)
 
 
-def _numbers_of_backward(numbers: Numbers, values: list[float], output: torch.Tensor) -> None:
-    """Let the backward pass find the numbers of its own forward pass."""
+def _compare_before_backward(late: Guards, output: torch.Tensor) -> None:
+    """Refuse values that code of the backward pass reads and that have changed since, see `capture/late_reads.py`."""
+
+    def compare(_gradients: Any) -> None:
+        if not late.hold():
+            raise ExecutionError(_READ_LATE.format(late.change()))
+
     node = _torch.compiled_node(output)
     if node is not None:
-        node.register_prehook(lambda _: numbers.put(values))
+        _torch.before_backward(node, compare)
+
+
+def _numbers_of_backward(numbers: Numbers, values: list[float], output: torch.Tensor, *, late: Collection[str]) -> None:
+    """Let the backward pass find the numbers of its own forward pass; those that are read `late` are to be the same."""
+
+    def put(_gradients: Any) -> None:
+        name = numbers.changed_since(values, late)
+        if name:
+            raise ExecutionError(_READ_LATE.format(f"{name} has changed"))
+        numbers.put(values)
+
+    node = _torch.compiled_node(output)
+    if node is not None:
+        _torch.before_backward(node, put)
 
 
 def _explained(backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -112,6 +156,10 @@ def _refused_again(_backward: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+_READ_LATE = (
+    "{} between forward and backward; a hook or a function of the backward pass reads it then, and a captured call has "
+    "the one of the forward pass: change it before the forward pass"
+)
 _WRITTEN = "modified by an inplace operation"
 
 

@@ -60,7 +60,8 @@ def hand_over(position: int, gradient: torch.Tensor, owned: bool, parts: int) ->
     taking = _TAKING.get(node)
     if taking is None:
         return gradient
-    return taking(node.next_functions[position][0].variable, gradient, owned, parts)
+    parameter = getattr(node.next_functions[position][0], "variable", None)  # None: behind a view, for its hooks
+    return gradient if parameter is None else taking(parameter, gradient, owned, parts)
 
 
 hand_over.passes_while_empty = _TAKING, 1  # type: ignore[attr-defined]  # for generated code, see `codegen.py`

@@ -26,6 +26,7 @@ from memfit import _torch
 from memfit.capture.outputs import is_constant
 from memfit.errors import InvalidInput
 from memfit.execute.call import Call
+from memfit.execute.inner_outputs import REFUSED
 
 _PLAIN = (torch.Tensor, nn.Parameter)
 _own_attributes = operator.attrgetter("__dict__")
@@ -135,7 +136,7 @@ def requires_grad(states: list[torch.Tensor], leaves: list[Any]) -> bool:
 def attributes_on(leaves: list[Any]) -> list[str]:
     """Return the names of what users have put on tensors, which is not in a trace."""
     marked = [_own_attributes(leaf) for leaf in leaves if type(leaf) in _PLAIN]  # others have attributes by their kind
-    return [name for each in marked for name in each if not name.startswith("_")]
+    return [name for each in marked for name in each if not name.startswith("_") and name not in REFUSED]
 
 
 def kind_of_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

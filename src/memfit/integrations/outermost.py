@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from memfit.capture.calls import cut_off
+from memfit.capture.sample import cut_off
 from memfit.errors import InvalidInput
 from memfit.integrations.within import Part
 

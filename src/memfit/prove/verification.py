@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from memfit.api import plan_of
-from memfit.capture.sample import Sample
+from memfit.capture.sample import Sample, without_graph
 from memfit.errors import ExecutionError, InvalidInput
 from memfit.execute.attach import planned_forwards, put_back, removed
 from memfit.plan.plan import Plan
@@ -54,7 +54,7 @@ class _Verification:
             return
         self._is_running = True
         try:
-            found = self._compared(model, Sample(args, kwargs))
+            found = self._compared(model, without_graph(Sample(args, kwargs)))
         finally:
             self._is_running = False
         if not found.passed:

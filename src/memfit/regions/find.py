@@ -273,6 +273,8 @@ def _refusals(module: nn.Module, calls: list[NotedCall]) -> Iterator[str]:
         yield "it is called more than once under autocast, which casts its parameters once"
     if any(call.overwritten for call in calls):
         yield "what it is given or returns is changed in place"
+    if any(call.adds_otherwise for call in calls):
+        yield "what it is given, or a parameter of it, is used several times inside and later outside"
     if any(call.reached < call.returned for call in calls):
         yield "no gradient reaches some of what it returns"
     if len({kind_of_arguments(call.sample.args, dict(call.sample.kwargs)) for call in calls}) > 1:

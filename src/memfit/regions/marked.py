@@ -46,6 +46,10 @@ class MarkedCall:
             left=frozenset.union(*self._left) if self._left else shared_storages(self._graph),
         )
 
+    def look_again(self) -> None:
+        """Expect other parameters, with other hooks, at the next call."""
+        self._call.look_again()
+
     def __call__(self, states: Any, args: Any, kwargs: Any) -> Any:
         shared = self._given(args, kwargs)
         self._mark(Phase.FORWARD, BEGIN)

@@ -10,7 +10,7 @@ Note [Programs of a region]
 import dataclasses
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -192,9 +192,18 @@ def make_region_planner(model: nn.Module, sample: Sample, recipe: Recipe, error:
     options: dict[str, Any] = {"least_bytes": max(1, least_bytes), "limit_bytes": most_bytes, "spills": spills}
     regions = find_regions(model, sample, recipe, error, **options)
     if not regions.found:
-        raise error
+        raise _without_regions(error, regions.left_eager)
     stretches = stretches_of(model, sample, recipe, regions.found, eager.optimizer, spills=spills)
     return RegionPlanner(model, sample, recipe, regions, eager, stretches, time.monotonic() - start)
+
+
+def _without_regions(error: CaptureError, left_eager: Mapping[str, str]) -> CaptureError:
+    """Say of the first part why it cannot be planned by itself."""
+    name, reason = next(((name, reason) for name, reason in left_eager.items() if name), ("", ""))
+    if not name:
+        return error
+    words = f"{error}. No part of it can be planned by itself either; {name!r}: {reason}"
+    return type(error)(words, module=error.module, source=error.source)
 
 
 def could_be_in_regions(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:

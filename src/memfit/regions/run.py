@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import nn
 
-from memfit.capture.calls import NotedCall, cut_off, noted_calls
-from memfit.capture.sample import Sample
+from memfit.capture.calls import NotedCall, noted_calls
+from memfit.capture.sample import Sample, cut_off
 from memfit.capture.spilled import SpillFile
 from memfit.errors import InvalidFile, MemfitError
 from memfit.execute.attach import PlannedForward, attach, check_unplanned, regions_of, remove

@@ -1,0 +1,80 @@
+"""Which gradients would be added up in another order at the border of a part.
+
+Note [Sums at the border]
+    What a part is given, or a parameter of it, may be used several times. Autograd adds the gradients of all uses one
+    by one, those of the latest uses first. A captured part adds those of its own uses and hands on the sum. If there
+    are several of these, and uses outside that come later than the first of them, the whole is rounded otherwise.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+
+from memfit import _torch
+
+Edge = tuple[Any, int]  # a node of autograd, and one of its outputs
+Uses = dict[Edge, list[float]]  # by edge: when its uses were recorded, in ascending numbers
+
+
+def edges_of(tensors: Iterable[torch.Tensor]) -> list[Edge]:
+    """Return where the gradients of tensors go."""
+    found = [get_gradient_edge(each) for each in tensors if each.requires_grad]
+    return [(each.node, each.output_nr) for each in found]
+
+
+def uses_inside(outputs: Sequence[Edge], given: Sequence[Edge]) -> Uses:
+    """Return the uses of what a part is given, and of its parameters, between that and its outputs."""
+    wanted = {*given}
+    uses = _uses(outputs, {node for node, _ in given})
+    return {edge: each for edge, each in uses.items() if edge in wanted or hasattr(edge[0], "variable")}
+
+
+def all_uses(outputs: Sequence[Edge]) -> Uses:
+    """Return the uses of everything behind a model's outputs, which a loss uses last."""
+    uses = _uses(outputs, set())
+    for edge in outputs:
+        uses[edge].append(math.inf)
+    return uses
+
+
+def places_of_inner(outputs: Sequence[torch.Tensor]) -> list[int]:
+    """Return which outputs others are computed from."""
+    places = [place for place, each in enumerate(outputs) if each.requires_grad]
+    edges = edges_of(outputs)
+    uses = _uses(edges, set())
+    return [place for place, edge in zip(places, edges, strict=True) if edge in uses]
+
+
+def used_again(outputs: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]) -> Iterator[str]:
+    """Yield the names of those that are used several times behind outputs."""
+    uses = _uses(edges_of(outputs), set())
+    for name, each in named.items():
+        if any(len(uses.get(edge, ())) > 1 for edge in edges_of([each])):
+            yield name
+
+
+def are_added_otherwise(inside: Uses, everywhere: Uses) -> bool:
+    """Return whether a sum would be another, see Note [Sums at the border]."""
+    return any(
+        len(own) > 1 and sum(use >= min(own) for use in everywhere[edge]) > len(own) for edge, own in inside.items()
+    )
+
+
+def _uses(outputs: Sequence[Edge], ends: set[Any]) -> defaultdict[Edge, list[float]]:
+    uses: defaultdict[Edge, list[float]] = defaultdict(list)
+    seen = {node for node, _ in outputs} - ends
+    waiting = [*seen]
+    while waiting:
+        node = waiting.pop()
+        for following, number in node.next_functions:
+            if following is None:
+                continue
+            uses[following, number].append(_torch.sequence_number(node))
+            if following not in ends and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return uses
