@@ -319,6 +319,12 @@ def test_what_is_not_counted_is_said_in_one_line(caplog):
     assert line in str(plan)
 
 
+def test_the_smallest_budget_is_said_to_be_for_this_sample_alone(caplog):
+    with caplog.at_level(logging.INFO, logger="memfit.api"):
+        memfit.fit(Classifier(), pictures()[0], "smallest", time_limit=0.1)
+    assert "longer batches and other kinds of calls need more" in caplog.text
+
+
 def test_nothing_is_said_where_everything_is_counted(caplog):
     model, batch = Classifier(), pictures()
     with caplog.at_level(logging.INFO, logger="memfit.api"):

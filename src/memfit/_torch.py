@@ -27,6 +27,7 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
     Composite operators decompose as in the eager run, see Note [Eager decompositions].
 `annotation` rests on `torch.fx.traceback.annotate`
     Marks on the nodes that are created meanwhile.
+`failures_unlogged` rests on the logger of `torch._subclasses.fake_tensor` and on what it says of operators that fail.
 `fake_results_through` rests on `FakeTensorMode.dispatch`
     Every operator on fake tensors passes it, in the forward and in the backward pass of a trace.
 `no_modes` rests on `_disable_current_modes`
@@ -150,6 +151,7 @@ __all__ = [
     "eager_dispatch",
     "explained_backward",
     "export_joint",
+    "failures_unlogged",
     "fake_results_through",
     "first_operator",
     "fresh_kernel_cache",
@@ -254,11 +256,30 @@ def hooks_registered() -> int:
     return count - _hooks_of_memfit
 
 
+@contextlib.contextmanager
+def failures_unlogged() -> Iterator[None]:
+    """Let what fails without memory only be raised: memfit says what that means, or does otherwise."""
+    unlogged = _WithoutFailures()
+    _LOG_OF_FAKES.addFilter(unlogged)
+    try:
+        yield
+    finally:
+        _LOG_OF_FAKES.removeFilter(unlogged)
+
+
+class _WithoutFailures(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "failed while attempting to run meta" not in str(record.msg)
+
+
+_LOG_OF_FAKES = logging.getLogger("torch._subclasses.fake_tensor")
+
+
 def export_joint(
     stack: contextlib.ExitStack, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> JointWithDescriptors:
     """Trace forward and backward of a module into one graph with static shapes."""
-    with _use_lazy_graph_module(True):
+    with _use_lazy_graph_module(True), failures_unlogged():
         return aot_export_joint_with_descriptors(stack, module, args, kwargs, ignore_shape_env=True)
 
 

@@ -63,6 +63,11 @@ from memfit.ways import best_way
 
 log = logging.getLogger(__name__)
 
+_FOR_THIS_SAMPLE = (
+    'budget="smallest" is the least that this sample needs: longer batches and other kinds of calls need more and are '
+    "refused when they come; give the longest sample, or a budget in bytes"
+)
+
 Selections = Selection | Sequence[Selection]
 
 
@@ -287,6 +292,8 @@ def fit(
     plan = plan_of(fitted)
     if plan is not None:
         _said(plan, model)
+    if budget == "smallest":
+        log.info("%s", _FOR_THIS_SAMPLE)
     return fitted
 
 

@@ -122,7 +122,7 @@ def _arriving_axes(
         return joint.template.rebuild(tensors)
 
     fakes = _torch.FakeTensorMode(allow_non_fake_inputs=True)
-    with fakes, real_layouts(), torch.enable_grad(), _forward_as(model, forward):
+    with _torch.failures_unlogged(), fakes, real_layouts(), torch.enable_grad(), _forward_as(model, forward):
         _scalar_of(loss.function(model, loss.batch)).backward()
     return arrived
 

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import logging
 from typing import Any, NamedTuple
 
 import pytest
@@ -260,6 +261,23 @@ def test_a_buffer_that_first_appears_in_the_forward_is_refused_and_gone() -> Non
     with pytest.raises(CaptureError, match="fresh"):
         captured(model, batch())
     assert not hasattr(model, "fresh")
+
+
+def test_what_fails_in_a_trace_is_raised_and_not_logged() -> None:
+    class Fails(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.mm(x, x)
+
+    told: list[logging.LogRecord] = []
+    log, handler = logging.getLogger("torch._subclasses.fake_tensor"), logging.Handler()
+    handler.emit = told.append  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        with pytest.raises(CaptureError), traced(Fails(), Sample.of(torch.randn(2, 3, requires_grad=True))):
+            pass
+    finally:
+        log.removeHandler(handler)
+    assert not told
 
 
 def test_a_model_works_after_it_was_captured() -> None:

@@ -21,9 +21,10 @@ from torch.utils.checkpoint import checkpoint
 from memfit.capture.autocast import Autocast, autocast_state
 from memfit.capture.borders import Edge, Uses, all_uses, are_added_otherwise, edges_of, uses_inside
 from memfit.capture.outputs import take_apart
-from memfit.capture.rehearse import copied, nothing_remains, step
+from memfit.capture.rehearse import nothing_remains, step
 from memfit.capture.sample import Sample, cut_off
 from memfit.capture.spilled import SavedTensors, SpillFile, is_plain, lasting_tensors
+from memfit.capture.state import copied
 from memfit.tensors import tensors_in
 
 

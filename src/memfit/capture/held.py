@@ -8,7 +8,7 @@ import random
 import sys
 import threading
 import types
-from collections import deque
+from collections import UserDict, UserList, deque
 from typing import Any
 
 import torch
@@ -66,6 +66,18 @@ def is_own_class(cls: type) -> bool:
     return bool(cls.__flags__ & _HEAP_TYPE) and cls.__module__.partition(".")[0] not in _FOREIGN
 
 
+def is_standard(cls: type) -> bool:
+    """Return whether a class is of Python's library, whose objects may belong to threads."""
+    return cls.__module__.partition(".")[0] in sys.stdlib_module_names and cls.__module__ != "__main__"
+
+
+def has_attributes(value: Any) -> bool:
+    """Return whether a value has attributes that a forward may change."""
+    if isinstance(value, (nn.Module, UserDict, UserList, *_READ_WHOLE)):
+        return True
+    return is_own_class(type(value)) and not is_standard(type(value)) and not isinstance(value, type)
+
+
 def is_foreign(filename: str) -> bool:
     """Return whether a file is torch's, memfit's or Python's own."""
     return in_library(filename) or (filename.startswith(_PYTHON) and "site-packages" not in filename)
@@ -118,6 +130,17 @@ class Slots:
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self._thing, name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        object.__setattr__(self._thing, name, value)
+
+    def read(self) -> dict[str, Any]:
+        """Return all values by name."""
+        return {name: self[name] for name in self.keys()}
+
+    def delete(self, name: str) -> None:
+        """Take a value away."""
+        object.__delattr__(self._thing, name)
 
 
 class FunctionParts:

@@ -1,18 +1,19 @@
 """What a model returns, taken apart into tensors and put together again.
 
 Registered containers (tuples, dicts, transformers' `ModelOutput`) and plain dataclasses are
-taken apart; anything else that is not a tensor is a constant of the captured call.
+taken apart, with the attributes they have beside what they hold; anything else that is not a tensor is a constant of
+the captured call.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from memfit.errors import InvalidInput
+from memfit.errors import InvalidInput, first_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +39,15 @@ class _Dataclass:
     fields: "OutputTemplate"
 
 
-_Leaf = _TensorSlot | _GivenSlot | _Constant | _Dataclass
+@dataclasses.dataclass(frozen=True)
+class _Carrying:
+    """A container with attributes that are not among what it holds."""
+
+    container: "OutputTemplate"
+    attributes: "OutputTemplate"
+
+
+_Leaf = _TensorSlot | _GivenSlot | _Constant | _Dataclass | _Carrying
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,12 +76,52 @@ def take_apart(output: Any, given: Sequence[Any] = ()) -> tuple[list[torch.Tenso
     Tensors that are among those `given` to the call are not split off.
     """
     tensors: list[torch.Tensor] = []
-    return tensors, _template(output, tensors, {id(each): place for place, each in enumerate(given)})
+    template = _template(output, tensors, {id(each): place for place, each in enumerate(given)}, _carries)
+    _check_rebuilt(output, template, tensors, given)
+    return tensors, template
 
 
-def _template(output: Any, tensors: list[torch.Tensor], given: Mapping[int, int]) -> OutputTemplate:
-    leaves, spec = pytree.tree_flatten(output)
+def _check_rebuilt(output: Any, template: OutputTemplate, tensors: list[torch.Tensor], given: Sequence[Any]) -> None:
+    try:
+        template.rebuild(tensors, given)
+    except Exception as error:
+        raise ValueError(
+            f"the output, a {type(output).__name__}, cannot be made again from what it holds ({first_line(error)}); "
+            "declare all that it holds as fields, or return a dict"
+        ) from error
+
+
+def _template(
+    output: Any, tensors: list[torch.Tensor], given: Mapping[int, int], stops_at: Callable[[Any], bool]
+) -> OutputTemplate:
+    leaves, spec = pytree.tree_flatten(output, is_leaf=stops_at)
     return OutputTemplate(spec, tuple(_leaf(leaf, tensors, given) for leaf in leaves))
+
+
+def _carries(value: Any) -> bool:
+    return bool(_beside(value))
+
+
+def _beside(value: Any) -> dict[str, Any]:
+    """Return the attributes of a container that are neither fields of it nor under the same name in it."""
+    is_dataclass = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    if not is_dataclass and not isinstance(value, tuple | list | dict):
+        return {}
+    attributes = getattr(value, "__dict__", {})
+    fields = {field.name for field in dataclasses.fields(value)} if is_dataclass else set()
+    items = value if isinstance(value, dict) else {}
+    return {
+        name: each
+        for name, each in attributes.items()
+        if name not in fields and (name not in items or dict.get(items, name) is not each)
+    }
+
+
+def _carrying(value: Any, tensors: list[torch.Tensor], given: Mapping[int, int]) -> _Carrying:
+    return _Carrying(
+        container=_template(value, tensors, given, lambda each: each is not value and _carries(each)),
+        attributes=_template(_beside(value), tensors, given, _carries),
+    )
 
 
 def _leaf(leaf: Any, tensors: list[torch.Tensor], given: Mapping[int, int]) -> _Leaf:
@@ -81,15 +130,21 @@ def _leaf(leaf: Any, tensors: list[torch.Tensor], given: Mapping[int, int]) -> _
             return _GivenSlot(given[id(leaf)])
         tensors.append(leaf)
         return _TensorSlot(len(tensors) - 1)
+    if _carries(leaf) and (type(leaf) in pytree.SUPPORTED_NODES or pytree.is_namedtuple_instance(leaf)):
+        return _carrying(leaf, tensors, given)
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
-        fields = {field.name: getattr(leaf, field.name) for field in dataclasses.fields(leaf)}
-        return _Dataclass(type(leaf), _template(fields, tensors, given))
+        named = [field.name for field in dataclasses.fields(leaf)]
+        fields = {name: getattr(leaf, name) for name in named if hasattr(leaf, name)}
+        return _Dataclass(type(leaf), _template(fields | _beside(leaf), tensors, given, _carries))
     if not is_constant(leaf):
-        raise ValueError(
-            f"the output holds a {type(leaf).__name__}, whose tensors cannot be found; return tensors, "
-            "tuples, dicts or dataclasses of them"
-        )
+        raise ValueError(f"the output holds a {type(leaf).__name__}, whose tensors cannot be found; {_advice(leaf)}")
     return _Constant(leaf)
+
+
+def _advice(leaf: Any) -> str:
+    if type(leaf).__name__.endswith("Cache"):  # of keys and values, for generating
+        return "pass use_cache=False, or set model.config.use_cache = False, as training needs no cache"
+    return "return tensors, tuples, dicts or dataclasses of them"
 
 
 def is_constant(value: Any) -> bool:
@@ -108,8 +163,13 @@ def _fill(leaf: _Leaf, tensors: Sequence[torch.Tensor], given: Sequence[Any]) ->
         return given[leaf.index]
     if isinstance(leaf, _Constant):
         return leaf.value
-    instance: Any = object.__new__(leaf.cls)
-    for name, value in leaf.fields.rebuild(tensors, given).items():
+    if isinstance(leaf, _Carrying):
+        return _with_attributes(leaf.container.rebuild(tensors, given), leaf.attributes.rebuild(tensors, given))
+    return _with_attributes(object.__new__(leaf.cls), leaf.fields.rebuild(tensors, given))
+
+
+def _with_attributes(instance: Any, attributes: Mapping[str, Any]) -> Any:
+    for name, value in attributes.items():
         object.__setattr__(instance, name, value)
     return instance
 
@@ -119,12 +179,16 @@ def _only(leaf: _Leaf, indices: Sequence[int]) -> _Leaf:
         return _Constant(None)
     if isinstance(leaf, _TensorSlot):
         return _TensorSlot(indices.index(leaf.index)) if leaf.index in indices else _Constant(None)
+    if isinstance(leaf, _Carrying):
+        return _Carrying(leaf.container.only(indices), leaf.attributes.only(indices))
     return _Dataclass(leaf.cls, leaf.fields.only(indices)) if isinstance(leaf, _Dataclass) else leaf
 
 
 def _shifted(leaf: _Leaf, count: int) -> _Leaf:
     if isinstance(leaf, _TensorSlot):
         return _TensorSlot(leaf.index + count)
+    if isinstance(leaf, _Carrying):
+        return _Carrying(leaf.container.shifted(count), leaf.attributes.shifted(count))
     return _Dataclass(leaf.cls, leaf.fields.shifted(count)) if isinstance(leaf, _Dataclass) else leaf
 
 

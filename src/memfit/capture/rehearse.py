@@ -20,7 +20,7 @@ from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.hooks import run_without_hooks
 from memfit.capture.outputs import differentiated, take_apart
 from memfit.capture.sample import Sample
-from memfit.capture.snapshot import Snapshot
+from memfit.capture.state import Keep, State, copied
 
 _T = TypeVar("_T")
 
@@ -35,48 +35,23 @@ class Result:
     generator: dict[str, torch.Tensor]
 
 
-Keep = Callable[[torch.Tensor], Callable[[], torch.Tensor]]  # remembers a tensor, and returns what gives it back
-
-
-def copied(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-    """Remember a tensor in memory."""
-    copy = tensor.detach().clone()
-    return lambda: copy
-
-
 @contextlib.contextmanager
 def nothing_remains(model: nn.Module, sample: Sample, *, keep: Keep = copied) -> Iterator[None]:
-    """Put buffers, gradients, attributes and generators back; `keep` remembers what buffers hold.
+    """Put back all that can be reached, and gradients and generators; `keep` remembers what buffers hold.
 
     Hooks of the user's do nothing meanwhile, see Note [Hooks run as often as in eager] in `hooks.py`.
     """
     devices = accelerators_of([*model.parameters(), *model.buffers(), *sample.tensors()])
     gradients = [(leaf, leaf.grad) for leaf in _leaves(model, sample).values()]
-    # Metrics keep tensors that are no buffers and change them in place.
-    plain = [value for part in model.modules() for value in vars(part).values() if isinstance(value, torch.Tensor)]
-    buffers = [(buffer, keep(buffer)) for buffer in (*model.buffers(), *plain)]
-    snapshot = Snapshot(model)
+    state = State(model, sample, keep=keep)
     with generators_kept(devices), run_without_hooks(model, sample.tensors()):
         try:
             drop_gradients(model, sample)
             yield
         finally:
-            snapshot.restore()
             for leaf, gradient in gradients:
                 leaf.grad = gradient
-            with torch.no_grad():
-                for buffer, kept in buffers:
-                    before = kept()
-                    if _was_changed(buffer, before):  # not all can be written to: expanded ones, those of inference
-                        buffer.copy_(before)
-
-
-def _was_changed(tensor: torch.Tensor, before: torch.Tensor) -> bool:
-    """Also where that cannot be told, of tensors without memory."""
-    try:
-        return not torch.equal(tensor, before)
-    except RuntimeError:
-        return True
+            state.restore()
 
 
 def drop_gradients(model: nn.Module, sample: Sample) -> None:

@@ -219,5 +219,6 @@ class _NotDifferentiated(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         raise ExecutionError(
             "a gradient arrived at an output beside the loss, but this model was captured with a backward "
-            'pass from its loss alone; capture it with backward_from="all" to differentiate every output'
+            'pass from its loss alone; write memfit.fit(model, sample, ..., backward_from="all"), which differentiates '
+            "every output"
         )

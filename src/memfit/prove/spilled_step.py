@@ -42,7 +42,13 @@ def _forward_bytes(model: nn.Module, sample: Sample) -> int:
     )
     live, snapshot = LiveBytes(), Snapshot(model)
     try:
-        with generators_kept(accelerators_of(model.parameters())), mode, dropped_activations(()), live:
+        with (
+            _torch.failures_unlogged(),
+            generators_kept(accelerators_of(model.parameters())),
+            mode,
+            dropped_activations(()),
+            live,
+        ):
             torch.func.functional_call(model, states, args, kwargs, tie_weights=False)
     except Exception:  # it asks for values, or for real tensors; what it holds is counted while it really runs
         return 0
