@@ -7,7 +7,7 @@ import torch
 
 from memfit import _torch
 from memfit.errors import MemfitError
-from memfit.measure.signature import decode, encode, find_operator
+from memfit.measure.signature import decode, devices, encode, find_operator
 
 ADD = torch.ops.aten.add.Tensor
 DTYPES = [
@@ -168,3 +168,13 @@ def test_operators_are_found_by_name(name: str) -> None:
 def test_an_operator_of_another_torch_is_not_found() -> None:
     with pytest.raises((AttributeError, MemfitError)):
         find_operator("aten.no_such_operator.default")
+
+
+def test_devices_are_found_beside_words_among_keywords() -> None:
+    zeros = {"dtype": torch.float64, "device": torch.device("cpu"), "layout": torch.strided}
+    made = encode(torch.ops.aten.zeros.default, ([2],), zeros)
+    assert devices(made) == [torch.device("cpu")]
+    padded = encode(torch.ops.aten.div.Tensor_mode, (torch.ones(2), torch.ones(2)), {"rounding_mode": "trunc"})
+    assert devices(padded) == [torch.device("cpu")]
+    name, args, _ = json.loads(made)
+    assert devices(json.dumps([name, args, {"device": {"device": "cpu"}, "mode": "trunc"}])) == [torch.device("cpu")]

@@ -23,6 +23,7 @@ from memfit.ir import Compute, Graph, Kind, Phase, Program
 _BYTES = 16  # of a place
 _MOST_WHOLE_BYTES = 64  # of a tensor that is looked at whole
 _address = torch.Tensor.data_ptr
+_PLAIN = frozenset((torch.Tensor, nn.Parameter))
 
 
 class Unchanged:
@@ -39,6 +40,8 @@ class Unchanged:
         if node is None:
             return
         tensors = [given[place] for place in self._places]
+        if not _PLAIN.issuperset(map(type, tensors)):  # without memory, or with more than one
+            return
         before = self._content(tensors)
 
         def compare(_gradients: Any) -> None:
@@ -91,7 +94,7 @@ def _read_again(graph: Graph, program: Program) -> Iterator[int]:
 
 def _spans(tensor: torch.Tensor) -> Iterator[Any]:
     """Look at the bytes of a tensor that are compared."""
-    if type(tensor) not in (torch.Tensor, nn.Parameter) or tensor.device.type != "cpu" or not tensor.numel():
+    if tensor.device.type != "cpu" or not tensor.numel():
         return
     start, whole_bytes = tensor.data_ptr(), tensor.nbytes
     if not tensor.is_contiguous():

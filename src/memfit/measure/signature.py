@@ -175,7 +175,8 @@ def _constants(value: Any) -> Iterator[dict[str, Any]]:
         for item in value:
             yield from _constants(item)
     elif isinstance(value, dict):
-        if any(isinstance(each, str) for each in value.values()):
+        (kind, content), *others = value.items() or [("", None)]
+        if not others and kind in (_DTYPE, _LAYOUT, _FORMAT, _DEVICE) and isinstance(content, str):
             yield value
         else:
             for each in value.values():
