@@ -547,3 +547,14 @@ def is_plain(tensor: torch.Tensor) -> bool:
 def default_store() -> Any:
     """The store of the default process group."""
     return torch.distributed.distributed_c10d._get_default_store()
+
+
+@contextlib.contextmanager
+def silent_fake_errors() -> Iterator[None]:
+    """Operators on tensors without memory may fail here; torch does not log that."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before

@@ -69,8 +69,10 @@ def test_the_state_is_exactly_that_of_a_real_step(optimizer: OptimizerLike, make
 
 
 @pytest.mark.parametrize(("optimizer", "make"), CASES, ids=[*NAMES, *VARIANTS])
-def test_the_workspace_is_the_rise_of_a_real_second_step(optimizer: OptimizerLike, make: Make) -> None:
+def test_the_workspace_is_the_rise_of_a_real_later_step(optimizer: OptimizerLike, make: Make) -> None:
     real = stepped(make, parameters())
+    for _ in range(5):
+        real.step()  # RAdam rectifies from the sixth step on
     rise_bytes = measure_peak(real.step, resident=[]).peak_bytes
     assert optimizer_memory(optimizer, parameters()).workspace_bytes == pytest.approx(rise_bytes, abs=1024)
 

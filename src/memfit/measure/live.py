@@ -13,6 +13,9 @@ from memfit.measure.cost import OperatorCost
 from memfit.measure.signature import encode
 from memfit.tensors import tensors_in
 
+LARGE_NUMBER = 720_720_000
+_NUMBERS = 2, LARGE_NUMBER  # 1 would divide by zero; the other is a multiple of all to 16 and of most round numbers
+
 
 class LiveBytes(TorchDispatchMode):
     """Follows the storages that operators make until they are gone.
@@ -95,19 +98,45 @@ class LiveBytes(TorchDispatchMode):
 
 
 class AnsweredQuestions(TorchDispatchMode):
-    """Answers questions about values (a step count) from `answers`, and with 2 when there are none left.
+    """Answers questions about values (a step count) from `answers`, and with made-up ones when there are none left.
 
-    Only sizes matter, and 1 would divide by zero.
+    Only sizes matter. In every round questions get other answers, see Note [Both branches] in `optimizer.py`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, varies: bool = True) -> None:
         super().__init__()
         self.answers: deque[Any] = deque()
+        self._varies = varies
+        self._asked: set[bool] = set()  # whether for a yes or no
+        self._round = 0
+
+    @property
+    def rounds(self) -> int:
+        """Return how many rounds in a row give all answers, in all combinations, to what was asked so far."""
+        if True in self._asked:
+            return 4
+        return 2 if self._asked else 1
+
+    @property
+    def is_varied(self) -> bool:
+        """Whether this round has other answers than the first."""
+        return self._varies and self._round > 0 and bool(self._asked)
+
+    def next_round(self) -> None:
+        """Answer otherwise from here on."""
+        self._round += self._varies
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
-            return self.answers.popleft() if self.answers else 2
+            return self.answers.popleft() if self.answers else self._made_up(args[0])
         return func(*args, **kwargs or {})
+
+    def _made_up(self, asked: torch.Tensor) -> Any:
+        is_number = asked.dtype is not torch.bool
+        self._asked.add(not is_number)
+        if is_number:
+            return _NUMBERS[self._round % 2]
+        return (self._round // 2 + self._round) % 2 == 0  # with each number both
 
 
 class NotedAnswers(TorchDispatchMode):

@@ -5,7 +5,7 @@ import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ from memfit import _torch
 from memfit.accelerator import is_accelerator
 from memfit.errors import InvalidInput, first_line
 from memfit.ir import BlockEvent, OptimizerBlocks, OptimizerMemory
-from memfit.measure.live import AnsweredQuestions, LiveBytes, NotedAnswers
+from memfit.measure.live import LARGE_NUMBER, AnsweredQuestions, LiveBytes, NotedAnswers
 from memfit.measure.probe import measured_costs
 from memfit.optimizer_twin import twin_over
 from memfit.spelling import suggestion
@@ -30,10 +30,20 @@ class KnownMemory:
     memory: OptimizerMemory
 
 
+class _How(TypedDict):
+    """Say how a twin is stepped."""
+
+    for_cuda: bool
+    skipped: Collection[int]  # ids of parameters without a gradient
+    room_bytes: int | None  # that matrix products are run in
+    varies_answers: bool  # see Note [Both branches]
+
+
 _Source = str | Optimizer | Callable[..., Optimizer]
 OptimizerLike = _Source | KnownMemory
 
 _MOST_STEPS = 256  # an optimizer whose state grows longer than that is counted as it is then
+_CYCLE_STEPS = 12  # of an optimizer that may do more at every k-th step, and counts them by itself
 _MATRIX_PRODUCTS = ("aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm")  # they pack their inputs
 _FIRST_GRADIENT = 1e100  # in 64 bits it can be halved hundreds of times before it counts as none
 _FACTORS = (-0.95, 0.67)  # of one gradient to the next; steps of a secant method stay about as long
@@ -54,6 +64,7 @@ def optimizer_memory(
     *,
     for_cuda: bool = False,
     without_gradient: Sequence[nn.Parameter] = (),
+    room_bytes: int | None = None,
 ) -> OptimizerMemory:
     """State and workspace of one step of `optimizer` over `parameters`, once the state grows no more.
 
@@ -63,63 +74,95 @@ def optimizer_memory(
     `without_gradient` are skipped by the step, as those that the loss does not depend on. An optimizer that
     cannot step without a closure gets one. LBFGS is counted with its history full, beside a step that it leaves out
     of it; a long line search may hold a few gradients more. The loss that a closure returns is not counted.
+    Matrix products are run to learn what they allocate inside, in `room_bytes` if that is given.
     """
     if isinstance(optimizer, KnownMemory):
         return optimizer.memory
     skipped = {id(parameter) for parameter in without_gradient}
+    how: _How = {"for_cuda": for_cuda, "skipped": skipped, "room_bytes": room_bytes, "varies_answers": True}
     with _explaining(optimizer_name(optimizer)):
         try:
-            return _steady(SteppedTwin(optimizer, parameters, for_cuda=for_cuda, skipped=skipped))
+            return _stepped(optimizer, parameters, how)
         except InvalidInput:
             raise
         except Exception as error:
             try:
-                return _steady(ClosureTwin(optimizer, parameters, for_cuda=for_cuda, skipped=skipped))
+                return _steady(ClosureTwin(optimizer, parameters, **how))
             except Exception:
                 raise error from None  # a closure did not help, so the first error tells more
 
 
+class _ImpossibleAnswer(Exception):
+    """A step failed, or made something huge, with an answer that was made up."""
+
+
+def _stepped(optimizer: _Source, parameters: Sequence[nn.Parameter], how: _How) -> OptimizerMemory:
+    try:
+        return _steady(SteppedTwin(optimizer, parameters, **how))
+    except _ImpossibleAnswer:
+        plain: _How = {**how, "varies_answers": False}
+        return _steady(SteppedTwin(optimizer, parameters, **plain))
+
+
 def _steady(twin: "SteppedTwin") -> OptimizerMemory:
-    """Step until steps leave the state as big as they found it."""
+    """Step until steps leave the state as big as they found it, and all that the twin wants to see was seen."""
+    seen: list[OptimizerMemory] = []
     unchanged = 0
     for _ in range(_MOST_STEPS):
         before_bytes = twin.state_bytes()
-        memory = twin.step()
+        seen.append(twin.step())
         unchanged = unchanged + 1 if twin.state_bytes() == before_bytes else 0
-        if unchanged == twin.steady_steps:
+        if unchanged and unchanged >= twin.steady_steps:
             break
-    return memory
+    return _highest(seen)
+
+
+def _highest(seen: Sequence[OptimizerMemory]) -> OptimizerMemory:
+    """Return the step that takes most, beside the largest state that any step finds."""
+    state_bytes = max(each.state_bytes for each in seen)
+    top = max(_level_bytes(each) for each in seen)
+    steady = max((each for each in seen if each.state_bytes == state_bytes), key=_level_bytes)
+    if _level_bytes(steady) == top:
+        return steady
+    rise_bytes = top - state_bytes  # a step that found less state took more than all that found the largest
+    return OptimizerMemory(state_bytes=state_bytes, workspace_bytes=rise_bytes, changes_bytes=(rise_bytes, -rise_bytes))
 
 
 class SteppedTwin:
     """An optimizer like the given one, whose parameters, gradients and state are tensors without memory.
 
     All of them are made under `LiveBytes`, which sees the release of what was allocated under it alone.
+
+    Note [Both branches]
+        A step may ask for values (a step count, whether something is finite) and go one way or the other. Each step of
+        a twin gets other answers, until all were given: a small and a large number, that many periods divide, and
+        yes and no. Optimizers of torch do the same in each step but for what they ask; others may count steps
+        in a number of Python's, so they make some more. Where a step cannot be with an answer, none is varied.
     """
 
-    steady_steps = 1  # that leave the state as big as it was, until it is believed to stay so
-
-    def __init__(
-        self,
-        optimizer: _Source,
-        parameters: Sequence[nn.Parameter],
-        *,
-        for_cuda: bool,
-        skipped: Collection[int],  # ids of parameters without a gradient
-    ) -> None:
+    def __init__(self, optimizer: _Source, parameters: Sequence[nn.Parameter], **how: Unpack[_How]) -> None:
         self._first_step: tuple[BlockEvent, ...] = ()
-        self._for_cuda = for_cuda
+        self._for_cuda = how["for_cuda"]
+        self._room_bytes = how["room_bytes"]
         self._mode = _torch.FakeTensorMode()
-        self._questions = AnsweredQuestions()
+        self._questions = AnsweredQuestions(varies=how["varies_answers"])
         self._live = LiveBytes(notes_calls=_MATRIX_PRODUCTS, notes_levels=True)
         with self._without_memory():
             self._twin, originals = _twin(optimizer, parameters)
-            if for_cuda:
+            if self._for_cuda:
                 _choose_foreach(self._twin)
         self._stand_ins = [stand_in for stand_in, _ in originals]
         self._trained = [
-            stand_in for stand_in, original in originals if stand_in.requires_grad and id(original) not in skipped
+            stand_in
+            for stand_in, original in originals
+            if stand_in.requires_grad and id(original) not in how["skipped"]
         ]
+
+    @property
+    def steady_steps(self) -> int:
+        """Return how many steps leave the state as big as it was until it is believed to stay so."""
+        own_steps = 1 if type(self._twin).__module__.startswith("torch.optim.") else _CYCLE_STEPS
+        return max(own_steps, self._questions.rounds)
 
     def state_bytes(self) -> int:
         """Drop the gradients, as `zero_grad` does, and return what else is live beside the parameters."""
@@ -130,10 +173,7 @@ class SteppedTwin:
     def step(self) -> OptimizerMemory:
         """Make gradients and step."""
         state_bytes = self.state_bytes()
-        with self._without_memory():
-            self._make_gradients()
-            self._live.start_anew()
-            self._twin.step()
+        self._step_once()
         events = tuple(self._live.events)
         self._first_step = self._first_step or events
         memory = self._memory(state_bytes, self._live.levels_bytes[0])
@@ -142,11 +182,28 @@ class SteppedTwin:
             return memory  # more than one step makes the state: only sums say what it is
         return dataclasses.replace(memory, blocks=OptimizerBlocks(first_step=self._first_step, later_step=events))
 
+    def _step_once(self) -> None:
+        varied = self._questions.is_varied
+        with self._without_memory(), _torch.silent_fake_errors() if varied else contextlib.nullcontext():
+            self._make_gradients()
+            self._live.start_anew()
+            try:
+                self._twin.step()
+            except Exception as error:
+                if varied:
+                    raise _ImpossibleAnswer from error
+                raise
+        largest_bytes = max((size_bytes for _, size_bytes in self._live.events), default=0)
+        if varied and largest_bytes >= max(LARGE_NUMBER, 2 * storage_bytes(self._stand_ins)):
+            raise _ImpossibleAnswer  # it was taken for a size
+        self._questions.next_round()
+
     def _measure_products(self) -> None:
         """Learn for the next step what matrix products allocate inside, if they run here as they do in training."""
         unknown = self._live.calls - self._live.costs.keys()
         if unknown and not (self._for_cuda and not is_accelerator(self._stand_ins[0].device)):
-            self._live.costs |= measured_costs(sorted(unknown), device=str(self._stand_ins[0].device))
+            device = str(self._stand_ins[0].device)
+            self._live.costs |= measured_costs(sorted(unknown), device=device, room_bytes=self._room_bytes)
 
     def _make_gradients(self) -> None:
         for stand_in in self._trained:
@@ -174,17 +231,18 @@ class ClosureTwin(SteppedTwin):
     closure is live during the forward and the backward pass, and counts as state.
     """
 
-    steady_steps = 4  # one to see it, and as many as give each of `_VARIED_FACTORS` its turn in a step
-
-    def __init__(
-        self, optimizer: _Source, parameters: Sequence[nn.Parameter], *, for_cuda: bool, skipped: Collection[int]
-    ) -> None:
-        super().__init__(optimizer, parameters, for_cuda=for_cuda, skipped=skipped)
+    def __init__(self, optimizer: _Source, parameters: Sequence[nn.Parameter], **how: Unpack[_How]) -> None:
+        super().__init__(optimizer, parameters, **how)
         self._small: SmallDescent | None = None
         with contextlib.suppress(Exception):  # its class may want more than its settings
             self._small = SmallDescent(optimizer, self._twin)
         self._held_bytes = 0
         self._highest: OptimizerMemory | None = None
+
+    @property
+    def steady_steps(self) -> int:
+        """Return one step to see it, and as many as give each of `_VARIED_FACTORS` its turn."""
+        return 4
 
     def step(self) -> OptimizerMemory:
         before_bytes = self.state_bytes()

@@ -4,6 +4,7 @@ import logging
 from typing import Any
 
 from memfit.capture.with_loss import WithLoss
+from memfit.measure.peak import held_bytes
 from memfit.recipe import Budget, Recipe
 from memfit.step.batches import Split, map_tensors
 from memfit.step.captured_loss import fields_of
@@ -40,6 +41,10 @@ class Captures:
             log.info("capturing one of %d micro-batches", count)
             self._known[count, precision] = self._captured(count, precision)
         return self._known[count, precision]
+
+    def live_bytes(self) -> int:
+        """Count what lives beside captures: the model with its gradients, the batch, the optimizer."""
+        return held_bytes([self.subject]) + self._external_bytes
 
     def _captured(self, count: int, precision: str | None) -> Piece:
         pieces = [self._batch] if count == 1 else list(self._split(self._batch, count))

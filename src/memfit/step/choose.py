@@ -38,10 +38,10 @@ from memfit.step.losses import Loss
 from memfit.step.optimizers import parameters_of
 from memfit.step.piece import Piece, is_released
 from memfit.step.policy import StepPolicy
-from memfit.step.update_cost import UpdateCost, update_cost
+from memfit.step.update_cost import UpdateCost, untimed_cost, update_cost
 from memfit.step.ways import counts, precisions, way_of, ways_to_update
 from memfit.step.wishes import AUTOCASTS, Wishes
-from memfit.units import format_bytes, parse_bytes
+from memfit.units import format_bytes
 
 _WORTH_A_SEARCH = 0.99  # a plan of what fits as it is must promise to be this much faster
 _LONGEST_SEARCH_S = 4.0
@@ -69,13 +69,14 @@ def choose(
         raise InvalidInput(
             "techniques are chosen for a model of one process; plan and wrap a distributed one without a budget"
         )
+    gradients = [each.grad for each in model.parameters() if each.grad is not None]
     captures = captures or Captures(
         with_loss(model, loss, batch),
         batch,
         split,
         wishes.recipe,
         budget=wishes.budget,
-        external_bytes=held_bytes([optimizer, batch]),
+        external_bytes=held_bytes([optimizer, batch, gradients]),
     )
     _check_trained(captures.subject, optimizer)
     return _Search(captures, optimizer, _rows(batch, wishes), wishes).run()
@@ -90,6 +91,7 @@ class _Search:
         self._start = time.monotonic()
         self._costs: dict[tuple[bool, str | None], UpdateCost] = {}
         self._ledger = Ledger(wishes.report)
+        self._room_bytes: int | None = None  # that is left of the budget
 
     def run(self) -> tuple[Choice, WithLoss]:
         subject, ledger = self._captures.subject, self._ledger
@@ -114,6 +116,7 @@ class _Search:
         """Look at all ways to run pieces of one size; those that are not planned are returned."""
         policies = [self._wishes.policy(micro_batches=count, precision=precision, **way) for way in updates]
         piece = self._captures.piece(count, precision)
+        self._set_room(piece, policies[0])
         plain = [self._unplanned(piece, policy) for policy in policies]
         if self._ledger.limit_bytes is None:
             self._ledger.limit_bytes = budget_bytes(self._wishes.budget, plain[0].peak_bytes)
@@ -194,15 +197,15 @@ class _Search:
     def _update_cost(self, policy: StepPolicy) -> UpdateCost:
         key = policy.is_updated_in_parts, policy.state_tier
         if key not in self._costs:
-            self._costs[key] = update_cost(self._optimizer, policy, self._room_bytes())
+            self._costs[key] = update_cost(self._optimizer, policy, self._room_bytes)
         return self._costs[key]
 
-    def _room_bytes(self) -> int | None:
-        """Return what is left of the budget beside model and optimizer, as far as that is known."""
-        limit = self._wishes.budget if isinstance(self._wishes.budget, str | int) else self._ledger.limit_bytes
-        if limit is None:
-            return None
-        return max(0, parse_bytes(limit) - held_bytes([self._captures.subject, self._optimizer]))
+    def _set_room(self, piece: Piece, policy: StepPolicy) -> None:
+        """Find what is left of the budget for updates that are run to be timed."""
+        if self._room_bytes is None and self._wishes.budget is not None:
+            update = untimed_cost(self._optimizer, policy)
+            limit_bytes = budget_bytes(self._wishes.budget, piece.eager_peak_bytes(policy, update))
+            self._room_bytes = max(0, limit_bytes - self._captures.live_bytes())
 
     def _sample_us(self, policy: StepPolicy, piece_us: float, update: UpdateCost) -> float:
         updates = update.time_us / policy.accumulate
@@ -224,7 +227,7 @@ class _Search:
             plan=best.plan(),
             peak_bytes=best.peak_bytes,
             sample_us=best.sample_us,
-            times_measured=best.piece.are_timed(best.program),
+            times_measured=best.piece.are_timed(best.program) and best.update.is_timed,
             alternatives=self._ledger.alternatives(best),
             seconds=time.monotonic() - self._start,
         )
