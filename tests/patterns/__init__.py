@@ -13,6 +13,7 @@ from patterns import (
     hooks,
     late,
     loops,
+    moved,
     programs,
     seen,
     weights,
@@ -34,6 +35,7 @@ THEMES: dict[str, list[Pattern]] = {
     "Programs of several fields": programs.PATTERNS,
     "Around models and in them": around.PATTERNS,
     "Borders of parts and calls": borders.PATTERNS,
+    "Run to be planned": moved.PATTERNS,
     "Corners": corners.PATTERNS,
 }
 PATTERNS = [pattern for each in THEMES.values() for pattern in each]

@@ -114,12 +114,10 @@ PATTERNS = [
         name="blocks left out by a random.Random on self",
         make=DropsByOwnRandom,
         beside=lambda state: str(state.model.random.getstate()),
-        outcome="which is not called on this sample",
         slow=True,
     ),
     Pattern(
         name="blocks left out by a random.Random that is a global",
-        outcome="which is not called on this sample",
         make=seeded,
         beside=lambda state: str(GENERATOR.getstate()),
     ),

@@ -7,9 +7,11 @@ Note [Written parameters]
     looked at.
 """
 
+import contextlib
 import dataclasses
 import random
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
 from weakref import WeakKeyDictionary
 
@@ -25,6 +27,7 @@ from memfit.errors import CaptureError
 
 Keep = Callable[[torch.Tensor], Callable[[], torch.Tensor]]  # remembers a tensor, and returns what gives it back
 
+_CONTAINERS = (dict, list, set, deque)
 _WRITTEN: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()  # by model: what its first step wrote into
 
 
@@ -32,6 +35,20 @@ def copied(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
     """Remember a tensor in memory."""
     copy = tensor.detach().clone()
     return lambda: copy
+
+
+@contextlib.contextmanager
+def draws_put_back(model: nn.Module, sample: Sample) -> Iterator[None]:
+    """Put back generators, iterators and arrays, which a forward moves on also where tensors have no memory."""
+    with collected_later():
+        things = [thing for _, thing in Reachable(_roots(model, sample)).things.values()]
+        found = [put_back_of(each) for each in things if not isinstance(each, _CONTAINERS)]
+    try:
+        yield
+    finally:
+        for put_back in found:
+            if put_back is not None:
+                put_back()
 
 
 class State:

@@ -34,6 +34,7 @@ from memfit.capture.record import ANNOTATION, ModuleStack, Recorder
 from memfit.capture.refusals import Refusals, check_no_attributes, refusing
 from memfit.capture.sample import Sample, check_sample
 from memfit.capture.snapshot import Snapshot
+from memfit.capture.state import draws_put_back
 from memfit.capture.states import buffers_by_place, keep_buffers, state_names, states_of_calls, tied_name
 from memfit.collecting import collected_later
 from memfit.errors import CaptureError, InvalidInput, InvalidModel, MemfitError, first_line
@@ -124,6 +125,7 @@ def traced(
     with ONE_AT_A_TIME, contextlib.ExitStack() as stack:
         start = time.monotonic()
         stack.enter_context(hooks_left_out(model))
+        stack.enter_context(draws_put_back(model, sample))
         snapshot = Snapshot(model)
         stack.callback(snapshot.restore)
         subject = _Subject(model, snapshot, backward_from, with_hooks, outputs, channels_last, starts, runs)
