@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memfit.errors import InvalidBudget
+from memfit.recipe import check_budget
 from memfit.units import format_bytes, parse_bytes
 
 
@@ -34,7 +35,26 @@ def test_quantities_are_read(written: int | float | str, size_bytes: int) -> Non
 
 @pytest.mark.parametrize(
     "nonsense",
-    [0, -1, -0.5, float("nan"), float("inf"), True, False, "", " ", "0", "-6GiB", "GiB", "6GiBs", "1 2", "nan"],
+    [
+        0,
+        -1,
+        -0.5,
+        float("nan"),
+        float("inf"),
+        True,
+        False,
+        "",
+        " ",
+        "0",
+        "-6GiB",
+        "GiB",
+        "6GiBs",
+        "1 2",
+        "nan",
+        b"7MiB",
+        [5],
+        {},
+    ],
 )
 def test_nonsense_is_refused(nonsense: object) -> None:
     with pytest.raises(InvalidBudget) as caught:
@@ -96,3 +116,9 @@ def test_more_than_a_float_can_hold_is_refused() -> None:
 @pytest.mark.parametrize("exact", [2**53 + 1, 10**400], ids=["odd", "huge"])
 def test_an_integer_is_taken_exactly(exact: int) -> None:
     assert parse_bytes(exact) == exact
+
+
+@pytest.mark.parametrize("budget", [1.5, 1000.0, "50%", " 7 % ", b"7MiB", [5], {}])
+def test_what_is_no_budget_is_refused_in_a_sentence(budget: object) -> None:
+    with pytest.raises(InvalidBudget):
+        check_budget(budget)  # type: ignore[arg-type]

@@ -475,7 +475,7 @@ def _recipe(
     **others: Any,
 ) -> Recipe:
     check_optimizer(others.get("optimizer"))
-    if not time_limit >= 0:
+    if not isinstance(time_limit, int | float) or not time_limit >= 0:
         raise InvalidInput(f"a time limit is a number of seconds, {time_limit!r} was given")
     if others.get("budget") == DEVICE:
         others |= _budget_of_device(device)
