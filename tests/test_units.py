@@ -1,10 +1,14 @@
 import contextlib
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from memfit.errors import InvalidBudget
+import memfit
+from memfit.errors import InvalidBudget, InvalidInput
 from memfit.recipe import check_budget
 from memfit.units import format_bytes, parse_bytes
 
@@ -122,3 +126,13 @@ def test_an_integer_is_taken_exactly(exact: int) -> None:
 def test_what_is_no_budget_is_refused_in_a_sentence(budget: object) -> None:
     with pytest.raises(InvalidBudget):
         check_budget(budget)  # type: ignore[arg-type]
+
+
+def test_named_budgets_are_read_as_people_write_them() -> None:
+    assert memfit.plan(nn.Linear(4, 4), torch.ones(2, 4), budget=" Smallest ").peak_bytes > 0
+
+
+@pytest.mark.parametrize("wrong", [{"time_limit": "5"}, {"time_limit": None}])
+def test_what_is_no_time_limit_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        memfit.plan(nn.Linear(4, 4), torch.ones(2, 4), budget=0.5, **wrong)

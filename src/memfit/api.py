@@ -491,6 +491,8 @@ def _recipe(
 
 def _budgets(budget: Budget, process: int | str | None, reserved: int | str | None = None) -> dict[str, Any]:
     """Read a budget of allocated bytes, of reserved ones, or of the process."""
+    if isinstance(budget, str) and budget.strip().lower() in ("smallest", AVAILABLE, DEVICE):
+        budget = budget.strip().lower()
     if reserved is not None:
         if budget is not None or process is not None:
             raise InvalidInput("reserved is a budget by itself; give allocated bytes, reserved ones, or the process's")
