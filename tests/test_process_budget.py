@@ -94,6 +94,18 @@ def test_with_nothing_to_spare_the_smallest_that_would_do_is_told(free) -> None:
     assert not hasattr(model.forward, "calls")
 
 
+@pytest.mark.usefixtures("one_thread")
+def test_the_smallest_process_that_is_told_works_when_it_is_given_back(free, monkeypatch) -> None:
+    model, batch = chain()
+    free(2**33)
+    monkeypatch.setattr(process_budget, "_PLANNING_BYTES", 32 * MIB)
+    with pytest.raises(memfit.InfeasibleBudget, match="are set aside for planning") as refused:
+        memfit.plan(model, batch, process="20MiB", time_limit=1)
+    assert refused.value.smallest_bytes is not None
+    assert f"process='{refused.value.smallest_bytes // MIB}MiB'" in str(refused.value)
+    memfit.plan(model, batch, process=refused.value.smallest_bytes, time_limit=1)
+
+
 def test_a_budget_above_what_is_free_is_said_with_both_numbers(monkeypatch, caplog) -> None:
     model, batch = nn.Linear(8, 8), torch.randn(4, 8)
     memfit.plan(model, batch, budget="1024TiB")

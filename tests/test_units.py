@@ -1,10 +1,15 @@
 import contextlib
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from memfit.errors import InvalidBudget
+import memfit
+from memfit.errors import InvalidBudget, InvalidInput
+from memfit.recipe import check_budget
 from memfit.units import format_bytes, parse_bytes
 
 
@@ -34,7 +39,26 @@ def test_quantities_are_read(written: int | float | str, size_bytes: int) -> Non
 
 @pytest.mark.parametrize(
     "nonsense",
-    [0, -1, -0.5, float("nan"), float("inf"), True, False, "", " ", "0", "-6GiB", "GiB", "6GiBs", "1 2", "nan"],
+    [
+        0,
+        -1,
+        -0.5,
+        float("nan"),
+        float("inf"),
+        True,
+        False,
+        "",
+        " ",
+        "0",
+        "-6GiB",
+        "GiB",
+        "6GiBs",
+        "1 2",
+        "nan",
+        b"7MiB",
+        [5],
+        {},
+    ],
 )
 def test_nonsense_is_refused(nonsense: object) -> None:
     with pytest.raises(InvalidBudget) as caught:
@@ -96,3 +120,19 @@ def test_more_than_a_float_can_hold_is_refused() -> None:
 @pytest.mark.parametrize("exact", [2**53 + 1, 10**400], ids=["odd", "huge"])
 def test_an_integer_is_taken_exactly(exact: int) -> None:
     assert parse_bytes(exact) == exact
+
+
+@pytest.mark.parametrize("budget", [1.5, 1000.0, "50%", " 7 % ", b"7MiB", [5], {}])
+def test_what_is_no_budget_is_refused_in_a_sentence(budget: object) -> None:
+    with pytest.raises(InvalidBudget):
+        check_budget(budget)  # type: ignore[arg-type]
+
+
+def test_named_budgets_are_read_as_people_write_them() -> None:
+    assert memfit.plan(nn.Linear(4, 4), torch.ones(2, 4), budget=" Smallest ").peak_bytes > 0
+
+
+@pytest.mark.parametrize("wrong", [{"time_limit": "5"}, {"time_limit": None}])
+def test_what_is_no_time_limit_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        memfit.plan(nn.Linear(4, 4), torch.ones(2, 4), budget=0.5, **wrong)

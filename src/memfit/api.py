@@ -482,7 +482,7 @@ def _recipe(
     **others: Any,
 ) -> Recipe:
     check_optimizer(others.get("optimizer"))
-    if not time_limit >= 0:
+    if not isinstance(time_limit, int | float) or not time_limit >= 0:
         raise InvalidInput(f"a time limit is a number of seconds, {time_limit!r} was given")
     if others.get("budget") == DEVICE:
         others |= _budget_of_device(device)
@@ -498,6 +498,8 @@ def _recipe(
 
 def _budgets(budget: Budget, process: int | str | None, reserved: int | str | None = None) -> dict[str, Any]:
     """Read a budget of allocated bytes, of reserved ones, or of the process."""
+    if isinstance(budget, str) and budget.strip().lower() in ("smallest", AVAILABLE, DEVICE):
+        budget = budget.strip().lower()
     if reserved is not None:
         if budget is not None or process is not None:
             raise InvalidInput("reserved is a budget by itself; give allocated bytes, reserved ones, or the process's")

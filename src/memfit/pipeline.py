@@ -171,12 +171,20 @@ class StepPlanner:
             try:
                 plan = self._plan(dataclasses.replace(recipe, budget=budget))
             except InfeasibleBudget as error:
-                raise _infeasible_for_process(error, limit, beside_bytes) from None
+                needed_bytes = self._needed_of_process(recipe, error.smallest_bytes, limit)
+                raise _infeasible_for_process(error, limit, beside_bytes, needed_bytes) from None
             peak = peak_of_process(self.prepared, plan.program, planned=True)
             if limit.takes(peak) <= limit.limit_bytes:
                 break
             beside_bytes += limit.takes(peak) - limit.limit_bytes
         return dataclasses.replace(plan, process_peak_bytes=peak.peak_bytes)
+
+    def _needed_of_process(self, recipe: Recipe, smallest_bytes: int | None, limit: ProcessLimit) -> int:
+        """Find what `process=` has to be for the smallest plan that was found; 0 if none was."""
+        if not smallest_bytes:
+            return 0
+        plan = self._plan(dataclasses.replace(recipe, budget=smallest_bytes))
+        return limit.to_ask_for(limit.takes(peak_of_process(self.prepared, plan.program, planned=True)))
 
     def _plan(self, recipe: Recipe) -> Plan:
         start = time.monotonic() - self.prepared.seconds
@@ -426,12 +434,14 @@ def floor_name(planner: Planner) -> str:
     return f"{operation.target} in {operation.module}" if operation.module else operation.target
 
 
-def _infeasible_for_process(error: InfeasibleBudget, limit: ProcessLimit, beside_bytes: int) -> InfeasibleBudget:
-    needed_bytes = error.smallest_bytes + beside_bytes if error.smallest_bytes else 0
-    needed = f"; the smallest that would do is {format_bytes(needed_bytes)}" if needed_bytes else ""
+def _infeasible_for_process(
+    error: InfeasibleBudget, limit: ProcessLimit, beside_bytes: int, needed_bytes: int
+) -> InfeasibleBudget:
+    needed = f"; the smallest that would do is process={f'{needed_bytes // 2**20}MiB'!r}" if needed_bytes else ""
     return InfeasibleBudget(
-        f"a process that may take {format_bytes(limit.limit_bytes)} for training has {format_bytes(beside_bytes)} less "
-        f"for tensors{needed}: {error}",
+        f"of what the process may take, {format_bytes(limit.set_aside_bytes)} are set aside for planning; of the "
+        f"{format_bytes(limit.limit_bytes)} that are left for training, {format_bytes(beside_bytes)} are not for "
+        f"tensors{needed}: {error}",
         smallest_bytes=needed_bytes,
         floor_bytes=error.floor_bytes,
         operation=error.operation,

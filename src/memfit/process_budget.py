@@ -39,6 +39,12 @@ class ProcessLimit:
     limit_bytes: int
     counts_mapped: bool  # rather than what is in memory
     is_measured: bool  # whether the process takes more than its tensors, and how much can be measured
+    set_aside_bytes: int = 0  # of what there is, for planning itself
+
+    def to_ask_for(self, needed_bytes: int) -> int:
+        """Return what `process=` has to be for a step that needs so much; in whole MiB, as it is said."""
+        mib = 2**20
+        return -(-(needed_bytes + self.set_aside_bytes) // mib) * mib
 
     def takes(self, peak: ProcessPeak) -> int:
         """The figure of a peak that the limit speaks of."""
@@ -62,9 +68,15 @@ def process_limit(recipe: Recipe, model: nn.Module, sample: Sample, optimizer: A
         if recipe.process_bytes > held + found.free_bytes:
             log.warning("a budget of %s is above what there is: %s", format_bytes(recipe.process_bytes), said)
         limit_bytes = min(recipe.process_bytes, held + found.free_bytes)
-    limit_bytes = max(0, limit_bytes - _PLANNING_BYTES) if is_measured else limit_bytes
+    set_aside_bytes = _PLANNING_BYTES if is_measured else 0
+    limit_bytes = max(0, limit_bytes - set_aside_bytes)
     log.info("the process may take %s for training: %s", format_bytes(limit_bytes), said)
-    return ProcessLimit(limit_bytes=limit_bytes, counts_mapped=found.limit == DATA, is_measured=is_measured)
+    return ProcessLimit(
+        limit_bytes=limit_bytes,
+        counts_mapped=found.limit == DATA,
+        is_measured=is_measured,
+        set_aside_bytes=set_aside_bytes,
+    )
 
 
 def peak_of_process(prepared: Prepared, program: Program, *, planned: bool) -> ProcessPeak:

@@ -17,6 +17,7 @@ from memfit.units import parse_bytes
 Budget = int | float | str | None
 
 AVAILABLE = "available"  # a budget: what is free here, of the device and the process
+_LEAST_BYTES = 1024.0  # of a budget that is a float: below, a fraction was meant
 DEVICE = "device"  # a budget: what the device that is planned for can reserve beside its context
 
 EXACT = ("recompute", "lean")  # what plans may do unless told otherwise: the numbers stay the same bit for bit
@@ -135,8 +136,17 @@ def with_kernels(allow: tuple[str, ...], kernels: str) -> tuple[str, ...]:
 
 def check_budget(budget: Budget) -> None:
     """Refuse what cannot be a budget before anything is captured."""
-    if budget is None or budget in ("smallest", AVAILABLE):
+    if budget is None or (isinstance(budget, str) and budget in ("smallest", AVAILABLE)):
         return
+    if isinstance(budget, str) and budget.strip().endswith("%"):
+        raise InvalidBudget(
+            f'a part of the unplanned peak is written as a number up to 1, {budget!r} was given; write 0.5 for "50%"'
+        )
+    if isinstance(budget, float) and 1 < budget < _LEAST_BYTES:
+        raise InvalidBudget(
+            f"a budget of {budget!r} is neither a fraction, which is up to 1, nor a number of bytes that anything fits "
+            'in; write for example 0.5 or "6GiB"'
+        )
     if isinstance(budget, float) and budget <= 1:
         if not budget > 0:
             raise InvalidBudget(f"a budget is a positive number of bytes or a fraction up to 1, {budget!r} was given")

@@ -1,6 +1,7 @@
 """Bytes in and out of words: `"6GiB"` to 6442450944 and back."""
 
 import math
+import numbers
 import re
 
 from memfit.errors import InvalidBudget
@@ -21,7 +22,7 @@ def parse_bytes(quantity: int | float | str) -> int:
     >>> parse_bytes(4096)
     4096
     """
-    if isinstance(quantity, bool):
+    if not _is_quantity(quantity):
         raise InvalidBudget(f"a number of bytes is needed, {quantity!r} was given")
     number: int | float
     if isinstance(quantity, str):
@@ -35,6 +36,10 @@ def parse_bytes(quantity: int | float | str) -> int:
             'write for example "6GiB" or 6442450944'
         )
     return int(size_bytes)
+
+
+def _is_quantity(given: object) -> bool:
+    return isinstance(given, str | numbers.Real) and not isinstance(given, bool)
 
 
 def _split_quantity(quantity: str) -> tuple[float, int]:
