@@ -208,7 +208,10 @@ def _of_iterator(iterator: Any) -> PutBack | None:
     """Remember where one of Python's iterators stands; None where it cannot be moved back."""
     if not hasattr(iterator, "__setstate__") or isinstance(iterator, io.IOBase):
         return None
-    state = iterator.__reduce__()[2:]
+    try:
+        state = iterator.__reduce__()[2:]
+    except TypeError:  # of somebody's own, which cannot be told
+        return None
 
     def put_back() -> None:
         now = iterator.__reduce__()[2:]
