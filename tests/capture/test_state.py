@@ -1,6 +1,7 @@
 """What real forwards leave behind outside of parameters and buffers: nothing, whoever holds it."""
 
 import collections
+import io
 import random
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -167,6 +168,14 @@ def test_arguments_are_put_back() -> None:
         notes.append("b")
     assert batch.eq(0).all()
     assert notes == ["a"]
+
+
+def test_files_are_left_alone() -> None:
+    model = nn.Linear(4, 4)
+    model.told = io.StringIO("a")  # type: ignore[assignment]
+    with nothing_remains(model, Sample()):
+        pass
+    assert model.told.read() == "a"
 
 
 def test_gradients_of_modules_elsewhere_are_put_back() -> None:

@@ -7,6 +7,7 @@ import array
 import contextvars
 import copy
 import ctypes
+import io
 import random
 import types
 from collections import OrderedDict, deque
@@ -205,9 +206,12 @@ def _of_c(value: Any) -> PutBack:
 
 def _of_iterator(iterator: Any) -> PutBack | None:
     """Remember where one of Python's iterators stands; None where it cannot be moved back."""
-    if not hasattr(iterator, "__setstate__"):
+    if not hasattr(iterator, "__setstate__") or isinstance(iterator, io.IOBase):
         return None
-    state = iterator.__reduce__()[2:]
+    try:
+        state = iterator.__reduce__()[2:]
+    except TypeError:  # of somebody's own, which cannot be told
+        return None
 
     def put_back() -> None:
         now = iterator.__reduce__()[2:]
