@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from simulated_device import NAME, compiler, load, set_capacity, taken_log, taken_races
+
+from accelerator.simulated_device import NAME, compiler, load, set_capacity, taken_log, taken_races
 
 _INSIDE = "MEMFIT_SIMULATED"
 _OUTCOMES = pytest.StashKey[dict[Path, dict[str, tuple[str, str]]]]()

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import simulated_device
+from accelerator import simulated_device
 import torch
 import torch.distributed as dist
 from torch import nn

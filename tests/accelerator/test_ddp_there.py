@@ -13,6 +13,7 @@ _JOB = Path(__file__).parent / "ddp_there_job.py"
 @pytest.mark.slow
 def test_a_planned_model_inside_ddp_makes_the_gradients_of_eager(tmp_path: Path) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MEMFIT_CACHE_DIR": str(tmp_path / "cache")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(_JOB.parents[1]), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-W", "ignore", str(_JOB), str(tmp_path)]
     ranks = [
         subprocess.Popen(

@@ -4,10 +4,10 @@ import copy
 
 import pytest
 import torch
-from simulated_device import taken_log, taken_races
 from torch import nn
 
 import memfit
+from accelerator.simulated_device import taken_log, taken_races
 from memfit.capture.rehearse import step
 from memfit.capture.sample import Sample
 from memfit.ir import Compute

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from simulated_device import NAME, set_capacity, taken_log
 from torch import nn
 from torch.nn import functional as F
 
 import memfit
+from accelerator.simulated_device import NAME, set_capacity, taken_log
 from memfit.accelerator import MemoryWatch, accelerator_of, device_of_backend, generator_states
 from memfit.errors import InvalidModel
 from memfit.measure.available import available

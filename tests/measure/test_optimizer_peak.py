@@ -178,7 +178,7 @@ def test_a_line_search_is_counted_as_one_that_looks_between_two_points() -> None
 
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
 @pytest.mark.parametrize("lr", [1.0, 0.01, torch.tensor(0.5)], ids=["1", "0.01", "tensor"])
-@pytest.mark.parametrize(("history", "iterations"), [(3, 1), (3, 8), (30, 8)])
+@pytest.mark.parametrize(("history", "iterations"), [(3, 1), (3, 8), pytest.param(30, 8, marks=pytest.mark.slow)])
 def test_the_history_of_lbfgs_is_counted_full(lr: Any, history: int, iterations: int, search: str | None) -> None:
     weights = [nn.Parameter(torch.zeros(200)), nn.Parameter(torch.zeros(7, 8))]
     optimizer = LBFGS(weights, lr=lr, history_size=history, max_iter=iterations, line_search_fn=search)

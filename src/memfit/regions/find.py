@@ -39,6 +39,8 @@ from memfit.runner import check_equal_to_eager
 from memfit.tensors import storage_bytes
 from memfit.units import format_bytes
 
+KEEPS_LITTLE = "it keeps only"  # begins the reason of a part that is not worth planning
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kind:
@@ -204,7 +206,7 @@ class RegionSearch:
             small_bytes = kept_bytes(graph, identity_program(graph))
             if small_bytes < self._least_bytes:
                 self._seen.update(module.modules())  # its parts keep less
-                return f"it keeps only {format_bytes(small_bytes)} for its backward pass"
+                return f"{KEEPS_LITTLE} {format_bytes(small_bytes)} for its backward pass"
             kind = self._kind(module, joint, before, graph, sample)
             marked = MarkedCall(len(self.found), joint, graph, kind.baseline, sample)
         self.found.append(

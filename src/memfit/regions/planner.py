@@ -30,7 +30,7 @@ from memfit.plan.simulate import simulate
 from memfit.plan.solve import Solution
 from memfit.prepare import Prepared
 from memfit.recipe import LOWERING, Recipe, budget_bytes
-from memfit.regions.find import Kind, Region, Regions, find_regions, region_recipe, regions_digest
+from memfit.regions.find import KEEPS_LITTLE, Kind, Region, Regions, find_regions, region_recipe, regions_digest
 from memfit.regions.whole import EagerStep, eager_footprint, eager_step, limit_of, region_footprint, stretches_of
 from memfit.shortage import Shortage
 
@@ -198,8 +198,9 @@ def make_region_planner(model: nn.Module, sample: Sample, recipe: Recipe, error:
 
 
 def _without_regions(error: CaptureError, left_eager: Mapping[str, str]) -> CaptureError:
-    """Say of the first part why it cannot be planned by itself."""
-    name, reason = next(((name, reason) for name, reason in left_eager.items() if name), ("", ""))
+    """Say of a part why it cannot be planned by itself: of the first that is refused, rather than one that is small."""
+    parts = [(name, reason) for name, reason in left_eager.items() if name]
+    name, reason = min(parts, key=lambda part: part[1].startswith(KEEPS_LITTLE), default=("", ""))
     if not name:
         return error
     words = f"{error}. No part of it can be planned by itself either; {name!r}: {reason}"
