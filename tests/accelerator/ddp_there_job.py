@@ -4,13 +4,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from accelerator import simulated_device
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import memfit
+from accelerator import simulated_device
 from memfit import distributed
 
 
