@@ -207,6 +207,7 @@ def computed(made: Stretch) -> None:
     assert made.is_compiled
 
 
+@pytest.mark.slow
 def test_what_was_compiled_is_found_without_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = stretch(), stretch()
     compile_all([first])

@@ -117,6 +117,7 @@ def test_a_logger_that_closes_at_the_end_has_seen_the_last_numbers(tmp_path: Pat
     assert {"memfit/captures", "memfit/hit_rate", "memfit/peak_bytes"} <= logger.seen.keys()
 
 
+@pytest.mark.slow
 def test_texts_of_many_lengths_go_into_a_few_buckets(tmp_path: Path, capsys: Any) -> None:
     data = Texts(count=48, shortest=4, longest=40)
     lengths = [len(data[number]["input_ids"]) for number in range(48)]

@@ -50,6 +50,7 @@ def test_blocks_rise_as_high_as_the_sums_say():
     assert highest == memory.workspace_bytes
 
 
+@pytest.mark.slow
 def test_state_that_grows_over_steps_has_sums_alone():
     assert optimizer_memory("lbfgs", parameters()).blocks is None
 

@@ -168,6 +168,7 @@ def test_the_peak_of_a_pass_beside_the_state_is_the_measured_one(name: str) -> N
     assert predicted == pytest.approx(measured, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_line_search_is_counted_as_one_that_looks_between_two_points() -> None:
     case = STEP_IS_PEAK["perceptron"]
     predicted, measured = predicted_and_measured(
