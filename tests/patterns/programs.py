@@ -333,7 +333,13 @@ PATTERNS = [
         change=lambda state, number: setattr(state.model, "temperature", max(0.3, 1 - number / 15)),
         slow=True,
     ),
-    Pattern(name="a config with an enum, replaced before every step", make=Configured, change=reconfigure, slow=True),
+    Pattern(
+        name="a config with an enum, replaced before every step",
+        make=Configured,
+        change=reconfigure,
+        fit=fit_with_room,
+        slow=True,
+    ),
     Pattern(
         name="weights of three losses that are learned outside",
         make=Losses,
