@@ -69,7 +69,7 @@ class Estimate:
 
     @property
     def needed_bytes(self) -> int:
-        """What a device must have for it, beside its context.
+        """Return what a device must have for it, beside its context.
 
         On CUDA more than is allocated, for gaps, and less than is reserved where there is room, because the allocator
         gives back what it caches before it gives up.

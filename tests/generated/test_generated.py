@@ -24,7 +24,9 @@ KNOWN = {  # seeds that fail as yet, and how
 def marked(seed: int) -> object:
     marks = [pytest.mark.slow] if seed in SLOW else []
     if seed in KNOWN:
-        marks.append(pytest.mark.xfail(strict=False, reason=KNOWN[seed]))  # what is measured is not always the same
+        marks.append(
+            pytest.mark.xfail(strict=False, reason=KNOWN[seed])
+        )  # which parts are planned depends on how far the search came
     return pytest.param(seed, marks=marks)
 
 

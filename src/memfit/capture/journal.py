@@ -1,4 +1,4 @@
-"""What operators of a run take and release, written down in their order as a graph and its program.
+"""Write down what operators of a run take and release, in their order, as a graph and its program.
 
 Note [Lives of storages]
     Torch keeps the Python object of a storage as long as the storage itself, so the finalizer of that object tells when

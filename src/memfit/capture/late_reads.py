@@ -1,4 +1,4 @@
-"""What code of the user's reads when the backward pass runs it: hooks on values, and functions of their own.
+"""Note what code of the user's reads when the backward pass runs it: hooks on values, functions of their own.
 
 Note [Read late]
     A trace runs such code once, with what it reads at that moment. In eager it runs in the backward pass, which may

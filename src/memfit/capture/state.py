@@ -52,7 +52,7 @@ def draws_put_back(model: nn.Module, sample: Sample) -> Iterator[None]:
 
 
 class State:
-    """What a model, a sample and the code behind the model hold, to be restored once."""
+    """Remember what a model, a sample and the code behind the model hold, and restore it once."""
 
     def __init__(self, model: nn.Module, sample: Sample, *, keep: Keep) -> None:
         self._model = model

@@ -102,7 +102,7 @@ class DiskTier:
 
 
 class _Moved(Future[torch.Tensor]):
-    """What a thread reads; whoever asks moves it, on the stream that computes with it."""
+    """Hold what a thread reads; whoever asks moves it, on the stream that computes with it."""
 
     def __init__(self, reading: Future[torch.Tensor], device: torch.device) -> None:
         super().__init__()

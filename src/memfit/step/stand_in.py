@@ -76,7 +76,7 @@ class StandIn:
             self._states.settle()
 
     def time_us(self, *, cold: bool = False) -> float:
-        """What a quarter of several stay below: others on the machine make some slower and none faster."""
+        """Return what a quarter of several stay below: others on the machine make some slower and none faster."""
         others = torch.zeros(self._cache_bytes if cold else 0, dtype=torch.uint8, device=self._device)
         times = []
         for _ in range(_REPEATS):
