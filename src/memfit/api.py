@@ -152,6 +152,7 @@ def plan(
     reserved: int | str | None = None,
     optimizer: OptimizerLike | None = None,
     loss: Loss | None = None,
+    loop: Loop | None = None,
     allow: Sequence[str] = EXACT,
     recompute: Selections = (),
     keep: Selections = (),
@@ -169,8 +170,9 @@ def plan(
     the device and the process. It means the peak of allocated bytes over one training step; with an `optimizer` its
     state and step are part of it. `loss(model, sample)` is what your loop computes outside of the model, as for
     `estimate`: the model's own forward is planned, beside what the loss takes. What your loop holds beyond that, return
-    beside the loss: `return loss, logits`. `process` is a budget of the whole process instead, with all it takes beside
-    tensors. Planning itself allocates no more than the budget.
+    beside the loss: `return loss, logits`. `loop=memfit.Loop(gradients="kept")` counts gradients that are there when a
+    step begins, as where they are accumulated. `process` is a budget of the whole process instead, with all it takes
+    beside tensors. Planning itself allocates no more than the budget.
     `reserved` is a budget of what CUDA's caching allocator reserves instead, by simulation and for a CUDA device;
     `budget="device"` means the memory of the named `device` beside its context, reserved.
     `allow` names the techniques (`memfit.TECHNIQUES`); `recompute` and `keep` name modules by type, by name
@@ -188,6 +190,7 @@ def plan(
         **_budgets(budget, process, reserved),
         optimizer=optimizer,
         loss=None if loss is None else OutsideLoss(function=loss, batch=sample),
+        beside_bytes=_kept_gradient_bytes(model, loop),
         allow=allow,
         recompute=recompute,
         keep=keep,
@@ -252,6 +255,7 @@ def fit(
     process: int | str | None = None,
     optimizer: OptimizerLike | None = None,
     loss: Loss | None = None,
+    loop: Loop | None = None,
     allow: Sequence[str] = EXACT,
     recompute: Selections = (),
     keep: Selections = (),
@@ -277,6 +281,7 @@ def fit(
         **_budgets(budget, process),
         optimizer=optimizer,
         loss=None if loss is None else OutsideLoss(function=loss, batch=sample),
+        beside_bytes=_kept_gradient_bytes(model, loop),
         allow=allow,
         recompute=recompute,
         keep=keep,
@@ -353,6 +358,15 @@ def _said(plan: Plan, model: nn.Module) -> Plan:
     if left_out:
         log.info("%s", left_out)
     return plan
+
+
+def _kept_gradient_bytes(model: nn.Module, loop: Loop | None) -> int:
+    """Count what a loop keeps beside a step: a captured backward pass makes a whole set of gradients anew."""
+    if not isinstance(loop, Loop | None):
+        raise InvalidInput(f'loop is a memfit.Loop, {loop!r} was given; write loop=memfit.Loop(gradients="kept")')
+    if loop is None or loop.gradients == "none":
+        return 0
+    return storage_bytes([each for each in model.parameters() if each.requires_grad])
 
 
 def _told(recipe: Recipe, line: ProgressLine) -> Recipe:

@@ -357,6 +357,7 @@ def write_plan(
         unplanned_peak_bytes=prepared.unplanned_peak_bytes,
         persistent_bytes=prepared.persistent_bytes,
         optimizer_state_bytes=prepared.optimizer.state_bytes,
+        external_bytes=recipe.beside_bytes,
         floor_bytes=planner.floor_bytes(),
         floor_operation=floor_name(planner),
         step_us=step_us,
@@ -398,6 +399,7 @@ def recipe_of(plan: Plan) -> Recipe:
     return Recipe(
         budget=limit if named else limit - plan.optimizer_state_bytes,  # what cannot be named cannot be counted again
         optimizer=named,
+        beside_bytes=plan.external_bytes if named else 0,
         allow=plan.allow,
         outputs=plan.outputs,
         backward_from=plan.backward_from,

@@ -25,6 +25,7 @@ from memfit.describe import describe_sample
 from memfit.errors import CaptureError, InvalidFile, first_line
 from memfit.execute.call import Call, OwnForward
 from memfit.execute.compiled import CompiledCall
+from memfit.execute.kept_gradients import KeptGradients
 from memfit.internal import internal_errors
 from memfit.ir import Graph, OptimizerMemory, Program
 from memfit.layout import with_layout
@@ -44,7 +45,7 @@ from memfit.prepare import (
     with_beside,
     with_compiled_costs,
 )
-from memfit.recipe import OutsideLoss, Recipe
+from memfit.recipe import Budget, OutsideLoss, Recipe
 from memfit.remembered import can_run_as_planned, folder_of, keep_plan, kept_plans, place_in
 from memfit.trial import seconds_by_call
 from memfit.units import format_bytes
@@ -63,6 +64,7 @@ class Runner:
     recipe: Recipe
     plan: Plan | None = None  # None: made at the first call
     only_the_plan: bool = False  # refuse a call that the plan is not for
+    minds_kept_gradients: bool = True  # whether to say so where gradients stay that the budget does not count
     others: list[Plan] = dataclasses.field(default_factory=list)  # made for calls of other shapes
     searches: int = 0
     folder: Path | None = None  # of the plans that are remembered
@@ -135,14 +137,15 @@ class Runner:
             return self._searched(model, joint, prepared, example)
         if graph.digest() == self.plan.program.graph_digest:
             check_program(graph, self.plan.program)
-            return CompiledCall(joint, graph, self.plan.program)
+            return self._compiled_by(self.plan, joint, graph)
         if self.only_the_plan:
             raise InvalidFile(other_call(self.plan, example))
         for timed in (False, True):  # see Note [Other shapes]
             prepared = prepare(model, joint, example, self.recipe, before=before, timed=timed, known=self.quiet)
             program = self._shared(model, prepared)
             if program is not None:
-                return CompiledCall(joint, prepared.graph, program)
+                kept = self._kept_gradients(self.recipe.budget, prepared.peak_bytes(program))
+                return CompiledCall(joint, prepared.graph, program, kept_gradients=kept)
         return self._searched(model, joint, prepared, example)
 
     def _remembered(self, model: nn.Module, example: Sample) -> CompiledCall | None:
@@ -181,7 +184,7 @@ class Runner:
         check_equal_to_eager(type(model).__name__, joint)
         log.info("the plan of an earlier run is taken, with a peak of %s", format_bytes(plan.peak_bytes))
         self._begin(plan)
-        return CompiledCall(joint, graph, plan.program)
+        return self._compiled_by(plan, joint, graph)
 
     def _begin(self, plan: Plan) -> None:
         """The plan of the first call; later ones keep to its budget."""
@@ -202,7 +205,16 @@ class Runner:
             self.graph = prepared.graph
         else:
             self.others.append(made)
-        return CompiledCall(joint, prepared.graph, made.program)
+        return self._compiled_by(made, joint, prepared.graph)
+
+    def _compiled_by(self, plan: Plan, joint: Joint, graph: Graph) -> CompiledCall:
+        is_counted = plan.external_bytes > 0
+        kept = None if is_counted else self._kept_gradients(plan.budget_bytes, plan.peak_bytes)
+        return CompiledCall(joint, graph, plan.program, kept_gradients=kept)
+
+    def _kept_gradients(self, budget: Budget, peak_bytes: int) -> KeptGradients | None:
+        is_counted = self.recipe.beside_bytes > 0 or not self.minds_kept_gradients
+        return None if is_counted or not isinstance(budget, int) else KeptGradients(budget, peak_bytes)
 
     def _shared(self, model: nn.Module, prepared: Prepared) -> Program | None:
         """The fastest of the programs that are known whose peak is within the budget."""

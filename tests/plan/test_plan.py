@@ -123,9 +123,9 @@ def test_an_edited_file_is_refused(plan):
         Plan.from_json(plan.to_json().replace('"peak_bytes":593920', '"peak_bytes":1'))
 
 
-@pytest.mark.parametrize("version", [0, 6, None, "1", True])
+@pytest.mark.parametrize("version", [0, 7, None, "1", True])
 def test_another_version_is_refused_by_number(plan, version):
-    with pytest.raises(InvalidFile, match=f"version {version!r} was found, this memfit reads versions 1 to 5"):
+    with pytest.raises(InvalidFile, match=f"version {version!r} was found, this memfit reads versions 1 to 6"):
         Plan.from_json(rewritten(plan, version=version))
 
 

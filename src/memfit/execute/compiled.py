@@ -17,6 +17,7 @@ from memfit.execute.arrivals import Arrivals
 from memfit.execute.codegen import OVERWRITES, generate
 from memfit.execute.gradient_order import GradientOrder
 from memfit.execute.inner_outputs import refuse_hooks
+from memfit.execute.kept_gradients import KeptGradients
 from memfit.execute.partition import planned_partition, unplanned_program
 from memfit.execute.several_calls import SeveralCalls
 from memfit.execute.turns import without_double_turns
@@ -34,12 +35,20 @@ class CompiledCall:
     """Runs a captured forward; gradients flow through the captured backward."""
 
     def __init__(
-        self, joint: Joint, graph: Graph, program: Program | None = None, *, around_backward: Around | None = None
+        self,
+        joint: Joint,
+        graph: Graph,
+        program: Program | None = None,
+        *,
+        kept_gradients: KeptGradients | None = None,
+        around_backward: Around | None = None,
     ) -> None:
         """Compile a traced call to run `program`; without one, to run as the eager model does.
 
-        `around_backward` makes of the captured backward the function that runs in its place.
+        `kept_gradients` looks at the first calls. `around_backward` makes of the captured backward the function that
+        runs in its place.
         """
+        self._kept_gradients = kept_gradients
         self._template = joint.template
         self._keywords = _torch.keywords_of(joint.export)
         self._differentiated = joint.differentiated
@@ -68,6 +77,8 @@ class CompiledCall:
 
     def __call__(self, states: Sequence[torch.Tensor], args: Any, kwargs: Any) -> Any:
         """Run on the current parameters and buffers (`states`) and the call's arguments."""
+        if self._kept_gradients is not None and not self._kept_gradients.look(states):
+            self._kept_gradients = None
         ordered = {name: kwargs[name] for name in self._keywords}
         given = (*states, *pytree.tree_leaves((args, ordered)))
         if self._numbers is not None:

@@ -9,8 +9,9 @@ Note [Plans in regions]
 
 Note [Versions]
     1: a plan without the step it was made for, 2: the same in regions, 3: with that step, in regions or not, 4: with
-    the peak of the process, 5: with what a loss outside of the model takes. A plan is written in the lowest version
-    that holds it, so what came from an old file can be read by the memfit that wrote it.
+    the peak of the process, 5: with what a loss outside of the model takes, 6: with what lives beside the step. A plan
+    is written in the lowest version that holds it, so what came from an old file can be read by the memfit that wrote
+    it.
 """
 
 import dataclasses
@@ -38,6 +39,8 @@ VERSION_WITH_REGIONS = 2
 VERSION_WITH_STEP = 3
 VERSION_WITH_PROCESS = 4
 VERSION_WITH_LOSS = 5
+VERSION_WITH_EXTERNAL = 6
+NEWEST_VERSION = VERSION_WITH_EXTERNAL
 
 _MOVING = "offload"  # the technique that sends values out
 _MOST_REASONS = 8  # lines about modules that are left eager
@@ -96,6 +99,7 @@ class Plan:
     regions: Mapping[str, "Plan"] = dataclasses.field(default_factory=dict)  # by name of the module
     left_eager: Mapping[str, str] = dataclasses.field(default_factory=dict)  # name to reason; "" is the model itself
     step: CapturedStep | None = None  # what it was made for; None in regions and in files of old versions
+    external_bytes: int = 0  # lives beside the step, as gradients of earlier batches do; part of optimizer_state_bytes
     process_peak_bytes: int | None = None  # beyond a process without the model, see `measure/process.py`; None: unknown
 
     @functools.cached_property
@@ -275,6 +279,8 @@ def _live_at_backward(graph: Graph, program: Program) -> set[int]:
 def _lowest_version(plan: Plan) -> int:
     """See Note [Versions]."""
     plans = (plan, *plan.regions.values())
+    if any(each.external_bytes for each in plans):
+        return VERSION_WITH_EXTERNAL
     if any(each.step is not None and each.step.loss is not None for each in plans):
         return VERSION_WITH_LOSS
     if any(each.process_peak_bytes is not None for each in plans):
@@ -293,6 +299,8 @@ def _to_data(plan: Plan) -> dict[str, Any]:
         fields["step"] = step.to_data()
     if plan.process_peak_bytes is None:
         del fields["process_peak_bytes"]
+    if not plan.external_bytes:
+        del fields["external_bytes"]
     if regions:
         fields["regions"] = {name: _to_data(region) for name, region in regions.items()}
         fields["left_eager"] = dict(left_eager)
@@ -320,10 +328,10 @@ def _fields(text: str) -> dict[str, Any]:
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise InvalidFile(f"not a plan: its format is not {FORMAT!r}")
     version = fields.get("version")
-    if type(version) is not int or not VERSION <= version <= VERSION_WITH_LOSS:
+    if type(version) is not int or not VERSION <= version <= NEWEST_VERSION:
         raise InvalidFile(
             f"a plan of version {version!r} was found, this memfit reads versions {VERSION} to "
-            f"{VERSION_WITH_LOSS}; plan again, or install the memfit that wrote it"
+            f"{NEWEST_VERSION}; plan again, or install the memfit that wrote it"
         )
     if fields.pop("checksum", None) != _checksum(fields):
         raise InvalidFile("the plan was changed after it was written: its checksum differs; plan again")
@@ -341,7 +349,7 @@ def _checksum(content: Mapping[str, Any]) -> str:
 _TEXTS = ("model", "model_digest", "sample", "torch_version", "device", "outputs", "backward_from", "floor_operation")
 _NUMBERS = (
     *("peak_bytes", "unplanned_peak_bytes", "persistent_bytes", "optimizer_state_bytes", "floor_bytes"),
-    *("step_us", "extra_us", "bound_us", "plan_seconds"),
+    *("step_us", "extra_us", "bound_us", "plan_seconds", "external_bytes"),
 )
 
 
@@ -374,6 +382,8 @@ def _lines(plan: Plan) -> Iterator[str]:
     )
     if plan.reserved is not None:
         yield plan.reserved.words()
+    if plan.external_bytes:
+        yield f"{format_bytes(plan.external_bytes)} of that live beside the step, such as gradients that a loop keeps"
     if left_out := not_counted(plan):
         yield left_out
     yield from region_lines(plan)

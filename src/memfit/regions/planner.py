@@ -159,6 +159,7 @@ class RegionPlanner:
             unplanned_peak_bytes=self.unplanned_peak_bytes,
             persistent_bytes=self.persistent_bytes,
             optimizer_state_bytes=self._eager.optimizer.state_bytes,
+            external_bytes=recipe.beside_bytes,
             floor_bytes=lowest_bytes,
             floor_operation="the smallest plan found for these regions",
             step_us=self._step_us,

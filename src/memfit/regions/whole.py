@@ -62,7 +62,7 @@ def measured_step(model: nn.Module, sample: Sample, recipe: Recipe) -> EagerStep
     """Measure an eager step that keeps its saved tensors in a file; the model stays as it is."""
     with spilling(model, sample), torch.enable_grad():
         measured = measure_stretches(_run(model, sample, recipe), resident=_resident(model, sample, recipe))
-        optimizer = with_beside(_optimizer_memory(model, recipe), recipe)
+        optimizer = _optimizer_memory(model, recipe)
     end_bytes = measured[-1].end_bytes + optimizer.state_bytes
     peak_bytes = max(each.peak_bytes for each in measured) + optimizer.state_bytes
     return EagerStep(
@@ -259,15 +259,16 @@ def _stretches(
 
 
 def _optimizer_memory(model: nn.Module, recipe: Recipe) -> OptimizerMemory:
-    """After a step: what the optimizer keeps and needs for the parameters that got a gradient."""
+    """After a step: what the optimizer keeps and needs for what got a gradient, and what lives beside."""
     if recipe.optimizer is None:
-        return OptimizerMemory()
-    return optimizer_memory(
+        return with_beside(OptimizerMemory(), recipe)
+    memory = optimizer_memory(
         recipe.optimizer,
         list(model.parameters()),
         for_cuda=is_for_accelerator(model, None),
         without_gradient=[parameter for parameter in model.parameters() if parameter.grad is None],
     )
+    return with_beside(memory, recipe)
 
 
 def _peak_bytes(stretches: Sequence[Stretch]) -> int:

@@ -26,7 +26,7 @@ class CapturedLoss:
         self._loss = loss
         self._numbers = numbers_read_by(loss)
         recipe = Recipe(budget=plan.budget_bytes, allow=plan.allow)
-        attach(subject, Runner(recipe=recipe, plan=plan))
+        attach(subject, Runner(recipe=recipe, plan=plan, minds_kept_gradients=False))  # a step's choice counts them
 
     def __call__(self, batch: Any) -> Any:
         check_unchanged(self._loss, self._numbers)
