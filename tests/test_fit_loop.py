@@ -102,3 +102,11 @@ def test_kept_gradients_count_in_regions():
 def test_a_loop_of_another_kind_is_refused():
     with pytest.raises(InvalidInput, match=r"loop is a memfit\.Loop, 'kept' was given"):
         memfit.fit(Tower(), rows(), "smallest", loop="kept", progress=False)
+
+
+def test_a_refused_budget_names_what_stays_beside_the_step():
+    model = Tower()
+    with pytest.raises(
+        memfit.InfeasibleBudget, match=f"what stays beside the step {format_bytes(gradient_bytes(model))}"
+    ):
+        memfit.plan(model, rows(), budget="1.5MiB", loop=KEPT, progress=False)

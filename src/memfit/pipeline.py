@@ -454,7 +454,7 @@ def _infeasible(
     planner: Planner, recipe: Recipe, limit: int, smallest: Solution, smallest_bytes: int
 ) -> InfeasibleBudget:
     problem = planner.problem
-    always = always_live(problem.graph, problem.optimizer, problem.loss)
+    always = always_live(problem.graph, problem.optimizer, problem.loss, recipe.beside_bytes)
     gradients = gradients_of(problem.graph)
     floor_bytes = planner.floor_bytes()
     comes_last = planner.floor_operation() == OPTIMIZER_STEP

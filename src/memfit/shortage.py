@@ -61,8 +61,10 @@ class Shortage:
         return f"give a bigger budget, a smaller batch, or allow more ({', '.join(map(repr, helping))})"
 
 
-def always_live(graph: Graph, optimizer: OptimizerMemory, loss: LossMemory | None) -> dict[str, int]:
-    """Count what lives from the start of a step to its end, in bytes by name."""
+def always_live(
+    graph: Graph, optimizer: OptimizerMemory, loss: LossMemory | None, external_bytes: int
+) -> dict[str, int]:
+    """Count what lives from the start of a step to its end, in bytes by name; `external_bytes` count as state."""
     sizes = dict.fromkeys((Kind.PARAMETER, Kind.BUFFER, Kind.BATCH), 0)
     for index in graph.resident:
         storage = graph.storages[index]
@@ -71,7 +73,8 @@ def always_live(graph: Graph, optimizer: OptimizerMemory, loss: LossMemory | Non
     return {
         "parameters": sizes[Kind.PARAMETER],
         "buffers": sizes[Kind.BUFFER],
-        "optimizer state": optimizer.state_bytes,
+        "optimizer state": optimizer.state_bytes - external_bytes,
+        "what stays beside the step": external_bytes,
         "batch": sizes[Kind.BATCH],
     }
 

@@ -48,7 +48,7 @@ def test_autocast_is_that_of_torch(precision, planned):
 def test_precisions_combine_with_micro_batches_and_plans(precision, planned):
     model = TiedNet()
     if planned:
-        memfit.fit(model, rows(4)[0], budget=0.9, loop=memfit.Loop(gradients="kept"), time_limit=0.5)
+        memfit.fit(model, rows(4)[0], budget="9KiB", loop=memfit.Loop(gradients="kept"), time_limit=0.5)
     step = memfit.Step(
         model, torch.optim.AdamW(model.parameters(), lr=0.01), classify, precision=precision, micro_batches=3
     )

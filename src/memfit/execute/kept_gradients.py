@@ -33,8 +33,8 @@ class KeptGradients:
         if kept_bytes and over_bytes > 0:
             warnings.warn(
                 f"gradients of an earlier backward pass take {format_bytes(kept_bytes)} beside this step, so that it "
-                f"is up to {format_bytes(over_bytes)} over its budget of {format_bytes(self._budget_bytes)}, which does "
-                "not count them; set them to None before the forward pass (optimizer.zero_grad()), or have them counted: "
+                f"is up to {format_bytes(over_bytes)} over its budget of {format_bytes(self._budget_bytes)}, which "
+                "does not count them; set them to None before the forward pass (optimizer.zero_grad()), or count them: "
                 'memfit.fit(..., loop=memfit.Loop(gradients="kept"))',
                 stacklevel=2,
             )

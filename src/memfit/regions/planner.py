@@ -122,7 +122,8 @@ class RegionPlanner:
         eager, model_bytes = self._eager, held_bytes([self._model])
         always = {
             "parameters and buffers": model_bytes,
-            "optimizer state": eager.optimizer.state_bytes,
+            "optimizer state": eager.optimizer.state_bytes - recipe.beside_bytes,
+            "what stays beside the step": recipe.beside_bytes,
             "batch": max(0, eager.resident_bytes - model_bytes),
         }
         return Shortage(
