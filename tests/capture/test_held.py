@@ -1,12 +1,14 @@
 """Kinds of Python values, and what really lies in them."""
 
+import random
 from collections import OrderedDict
 from typing import Any
 
+import numpy as np
 import pytest
 
 from memfit.capture.guards import elements_of
-from memfit.capture.held import is_collected, is_plain, values_in
+from memfit.capture.held import generator_state, is_collected, is_plain, values_in
 
 
 class Lazy(OrderedDict[str, int]):
@@ -35,3 +37,21 @@ def test_a_container_that_makes_its_elements_is_not_asked_for_them(container: An
 def test_elements_of_a_dictionary_are_its_keys_and_values() -> None:
     assert elements_of({"a": 1, "b": 2}) == ("a", "b", 1, 2)
     assert values_in({3}) == values_in(frozenset({3})) == values_in((3,)) == (3,)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        random.Random,
+        np.random.default_rng,
+        np.random.RandomState,
+        lambda seed: np.random.Generator(np.random.MT19937(seed)),
+    ],
+)
+def test_every_draw_is_another_state(make):
+    one, other = make(3), make(3)
+    assert generator_state(one) == generator_state(other)
+    one.random()
+    assert generator_state(one) != generator_state(other)
+    other.random()
+    assert generator_state(one) == generator_state(other)

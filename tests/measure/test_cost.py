@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from memfit.files import write_atomically
 from memfit.measure import cost as costs
 from memfit.measure.cost import CostCache, OperatorCost
 
@@ -112,3 +113,14 @@ def test_impossible_numbers_are_measured_again(tmp_path, damage) -> None:
     cache.save({"call": OperatorCost(workspace_bytes=7, output_bytes=(1,))})
     cache.path.write_text(cache.path.read_text().replace("7", damage, 1))
     assert cache.load() == {}
+
+
+def test_what_another_process_wrote_is_seen(tmp_path):
+    one, other = CostCache("cpu", tmp_path), CostCache("cpu", tmp_path)
+    one.save({"a": OperatorCost(workspace_bytes=1, output_bytes=())})
+    assert set(other.load()) == {"a"}
+    content = one.path.read_text(encoding="utf-8")
+    one.save({"b": OperatorCost(workspace_bytes=2, output_bytes=())})
+    assert set(other.load()) == {"a", "b"}
+    write_atomically(one.path, content)  # as another process does
+    assert set(other.load()) == {"a"}

@@ -36,6 +36,10 @@ class StepCost:
     is_equal: bool | None = None  # whether a variant made the bits of what it stands for; None: not compared
 
 
+_Costs = tuple[Mapping[str, OperatorCost], Mapping[str, StepCost]]  # of calls alone, and in steps
+_READ: dict[Path, tuple[tuple[int, ...], _Costs]] = {}  # what was read last, and what the file was like then
+
+
 class CostCache:
     """Costs by signature in one file per device and torch version.
 
@@ -45,21 +49,22 @@ class CostCache:
     def __init__(self, device: str, folder: Path | None = None) -> None:
         self.path = (folder or cache_folder()) / f"{_file_name(device)}.json"
 
-    def load(self) -> dict[str, OperatorCost]:
+    def load(self) -> Mapping[str, OperatorCost]:
         """Return what calls took alone."""
         return self._load()[0]
 
-    def load_steps(self) -> dict[str, StepCost]:
+    def load_steps(self) -> Mapping[str, StepCost]:
         """Return what calls took in steps."""
         return self._load()[1]
 
-    def _load(self) -> tuple[dict[str, OperatorCost], dict[str, StepCost]]:
+    def _load(self) -> _Costs:
+        """Read the file, unless this process has read it as it is."""
         try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
-            if (content["format"], content["version"]) != (_FORMAT, _VERSION):
-                raise ValueError("another format or version")
-            alone = {signature: _cost(fields) for signature, fields in content["costs"].items()}
-            return alone, {signature: _step_cost(fields) for signature, fields in content["steps"].items()}
+            stamp = _stamp(self.path)
+            stamped = _READ.get(self.path)
+            if stamped is None or stamped[0] != stamp:
+                _READ[self.path] = stamped = stamp, _parsed(self.path.read_text(encoding="utf-8"))
+            return stamped[1]
         except FileNotFoundError:
             return {}, {}
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -69,12 +74,12 @@ class CostCache:
     def save(self, costs: Mapping[str, OperatorCost]) -> None:
         """Add to what is on disk. Of two processes that save at once, one may have to measure again."""
         alone, steps = self._load()
-        self._write(alone | dict(costs), steps)
+        self._write({**alone, **costs}, steps)
 
     def save_steps(self, costs: Mapping[str, StepCost]) -> None:
         """Add what steps have shown to what is on disk."""
         alone, steps = self._load()
-        self._write(alone, steps | dict(costs))
+        self._write(alone, {**steps, **costs})
 
     def _write(self, alone: Mapping[str, OperatorCost], steps: Mapping[str, StepCost]) -> None:
         content = {
@@ -84,9 +89,23 @@ class CostCache:
             "steps": {signature: dataclasses.asdict(steps[signature]) for signature in sorted(steps)},
         }
         try:
-            write_atomically(self.path, json.dumps(content, indent=0))
+            write_atomically(self.path, json.dumps(content))
         except OSError as error:
             log.warning("the cost cache could not be written (%s)", error)
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """Tell one state of a file from another; a file that is replaced is another."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _parsed(text: str) -> _Costs:
+    content = json.loads(text)
+    if (content["format"], content["version"]) != (_FORMAT, _VERSION):
+        raise ValueError("another format or version")
+    alone = {signature: _cost(fields) for signature, fields in content["costs"].items()}
+    return alone, {signature: _step_cost(fields) for signature, fields in content["steps"].items()}
 
 
 def _fields(cost: OperatorCost) -> dict[str, Any]:

@@ -98,8 +98,8 @@ def measured_costs(
     finally:
         if fresh:
             cache.save(fresh)
-    known |= fresh
-    return {each: known[each] for each in wanted if each in known} | {each: room.bounded(each) for each in too_big}
+    costs = {each: cost for each in wanted if (cost := fresh.get(each) or known.get(each)) is not None}
+    return costs | {each: room.bounded(each) for each in too_big}
 
 
 def _probe_all(
