@@ -1,5 +1,6 @@
 """Tensors in trees of anything, and the identity of their memory."""
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -10,10 +11,16 @@ _PIECE = 1 << 16  # elements
 
 
 def tensors_in(tree: Any) -> list[torch.Tensor]:
-    """The tensors among the leaves of nested containers, in order."""
+    """The tensors among the leaves of nested containers, in order; those in records of dataclasses too."""
     if isinstance(tree, torch.Tensor):  # mostly; found sooner
         return [tree]
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    found: list[torch.Tensor] = []
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf)
+        elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
+            found += tensors_in([getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)])
+    return found
 
 
 def states_by_name(model: nn.Module) -> dict[str, torch.Tensor]:

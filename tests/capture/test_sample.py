@@ -1,3 +1,4 @@
+import dataclasses
 from typing import Any
 
 import pytest
@@ -31,6 +32,18 @@ def test_a_sample_is_read_as_users_write_it(written: Any, args: tuple[Any, ...],
 def test_tensors_are_found_at_any_depth() -> None:
     sample = Sample(([X, {"a": X}], 3), {"k": (X,)})
     assert len(list(sample.tensors())) == 3
+
+
+@dataclasses.dataclass
+class Record:
+    x: torch.Tensor
+    name: str = "record"
+    more: Any = None
+
+
+def test_tensors_are_found_in_records() -> None:
+    assert [id(each) for each in Sample((Record(X, more=[Record(X + 1), None]), Record), {}).tensors()][:1] == [id(X)]
+    assert len(Sample((Record(X, more=[Record(X + 1), None]), Record), {}).tensors()) == 2
 
 
 def refusal(model: nn.Module, sample: Any) -> str:

@@ -2,16 +2,35 @@
 
 import random
 
-from generated.build import FAMILIES
+from generated.build import FAMILIES, INPUTS, NO_STEP, OUTPUTS
 from generated.layer import LAYERS
+from generated.losses import LOSSES
 from generated.specs import FitSpec, LayerSpec, LoopSpec, ModelSpec, Spec
 
 DOMAINS = ("rows", "sequence", "sequence", "tokens", "bags", "signal", "image", "image", "image", "volume")
 SIZES = {"signal": (6, 32, 64), "image": (6, 12, 16), "volume": (3, 6), "sequence": (3, 12, 24), "tokens": (4, 12, 24)}
 WIDE = {"signal": (64, 128), "image": (16, 24), "volume": (6, 8), "sequence": (24, 32), "tokens": (24, 32)}
+LARGE = {  # batches, sizes and channels of models whose step takes megabytes
+    "rows": ((512, 1024), (4,), (64, 128)),
+    "bags": ((512, 1024), (8,), (64, 128)),
+    "sequence": ((8, 16), (64, 96), (48, 64)),
+    "tokens": ((8, 16), (64, 96), (48, 64)),
+    "signal": ((8, 16), (256, 512), (16, 32)),
+    "image": ((4, 8), (32, 40), (16, 32)),
+    "volume": ((2, 4), (12, 16), (8, 16)),
+}
 EXACT = ("recompute", "lean", "offload")
 ROUNDING = ("chunk", "16-bit", "8-bit", "4-bit")
-_RARE = {"question": 0.1, "experts": 0.3, "checkpoint": 0.5, "in 16 bits": 0.3, "to rows": 0.3, "no gradient": 0.4}
+_RARE = {
+    "question": 0.2,
+    "transformed function": 0.4,
+    "adaptive softmax": 0.4,
+    "experts": 0.3,
+    "checkpoint": 0.5,
+    "in 16 bits": 0.3,
+    "to rows": 0.3,
+    "no gradient": 0.4,
+}
 _OFTEN = {"convolution": 5.0, "linear": 4.0, "activation": 3.0, "norm": 3.0, "indexing": 3.0, "in place": 1.5}
 _OFTEN |= {"dropout": 2.0, "attention": 3.0, "recurrent": 2.0, "arithmetic": 2.0, "relu": 2.0, "pool": 2.0}
 
@@ -26,20 +45,31 @@ def draw(seed: int, kernels: str = "eager") -> Spec:
 
 def _model(rng: random.Random) -> ModelSpec:
     domain = rng.choice(DOMAINS)
-    wide = rng.random() < 0.3
+    amount = rng.random()
     layers, _ = _layers(rng, {"tokens": "sequence", "bags": "rows"}.get(domain, domain), rng.randint(1, 6), depth=0)
+    batch, size, channels = _sizes(rng, domain, large=amount < 0.15, wide=amount < 0.4)
     return ModelSpec(
         domain=domain,
-        batch=rng.choice((8, 16) if wide else (1, 2, 3, 4)) * (16 if domain in ("rows", "bags") else 1),
-        size=rng.choice((WIDE if wide else SIZES).get(domain, (4,))),
-        channels=rng.choice((32, 64) if wide and domain in ("rows", "bags", "tokens", "sequence") else (4, 8, 16)),
+        batch=batch,
+        size=size,
+        channels=channels,
         layers=layers,
-        dtype=rng.choices(("float32", "float64", "bfloat16"), (8, 1, 1))[0],
+        dtype=rng.choices(("float32", "float64", "bfloat16", "float16"), (24, 3, 3, 1))[0],
         channels_last=rng.random() < 0.3,
-        inputs=rng.choice(("tensor", "tensor", "pair", "keywords", "none")),
-        outputs=rng.choice(("tensor", "tensor", "tuple", "nested", "loss", "loss and more")),
+        inputs=rng.choice(("tensor",) * 6 + ("pair",) * 3 + ("keywords",) * 3 + INPUTS[3:-1] * 2 + INPUTS[-1:]),
+        outputs=rng.choice(OUTPUTS[:1] * 24 + OUTPUTS[1:5] * 12 + OUTPUTS[5:] * 6 + NO_STEP),
         tied=rng.random() < 0.5,
     )
+
+
+def _sizes(rng: random.Random, domain: str, *, large: bool, wide: bool) -> tuple[int, int, int]:
+    """Samples in a batch, the length of an axis, and channels."""
+    if large:
+        batches, sizes, channels = LARGE[domain]
+        return rng.choice(batches), rng.choice(sizes), rng.choice(channels)
+    batch = rng.choice((8, 16) if wide else (1, 2, 3, 4)) * (16 if domain in ("rows", "bags") else 1)
+    size = rng.choice((WIDE if wide else SIZES).get(domain, (4,)))
+    return batch, size, rng.choice((32, 64) if wide and domain not in ("signal", "image", "volume") else (4, 8, 16))
 
 
 def _layers(rng: random.Random, domain: str, count: int, depth: int) -> tuple[tuple[LayerSpec, ...], str]:
@@ -61,11 +91,14 @@ def _layers(rng: random.Random, domain: str, count: int, depth: int) -> tuple[tu
 
 def _loop(rng: random.Random, model: ModelSpec) -> LoopSpec:
     return LoopSpec(
-        loss=rng.choice(("square", "cross entropy", "smooth", "sum")),
+        loss=rng.choice((*("square", "cross entropy", "smooth", "sum") * 10, *sorted(LOSSES))),
         forwards=rng.choice((1, 1, 1, 2)),
         accumulated=rng.choice((1, 1, 1, 2)),
         set_to_none=rng.random() < 0.7,
         autocast=model.dtype == "float32" and rng.random() < 0.15,
+        partial=rng.random() < 0.1,
+        evaluated=rng.random() < 0.1,
+        one_output=rng.random() < 0.2,
     )
 
 

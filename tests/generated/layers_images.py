@@ -66,14 +66,36 @@ class TransposedConvolution(Layer):
             "stride": rng.choice((1, 2)),
             "groups": rng.choice((1, 1, 2)),
             "bias": rng.random() < 0.6,
+            "dilation": rng.choice((1, 1, 2)),
+            "wider": rng.random() < 0.3,
         }
 
-    def __init__(self, stream: Stream, width: int, kernel: int, stride: int, groups: int, bias: bool) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        width: int,
+        kernel: int,
+        stride: int,
+        groups: int,
+        bias: bool,
+        dilation: int = 1,
+        wider: bool = False,
+    ) -> None:
         super().__init__(stream)
         groups = divisor(stream.channels, groups)
         stride = stride if stream.size <= 8 else 1
         kind = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)[stream.spatial - 1]
-        self.inner = kind(stream.channels, width, kernel, stride=stride, groups=groups, bias=bias)
+        self.inner = kind(
+            stream.channels,
+            width,
+            kernel,
+            stride=stride,
+            padding=kernel // 2 if stream.size > 2 else 0,
+            output_padding=int(wider and max(stride, dilation) > 1),
+            groups=groups,
+            bias=bias,
+            dilation=dilation,
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.inner(x)
@@ -100,6 +122,7 @@ class Pool(Layer):
     @staticmethod
     def draw(rng: random.Random) -> dict[str, Any]:
         kinds = ("max", "max", "average", "lp", "adaptive average", "adaptive max", "fractional", "unpooled")
+        kinds = (*kinds, "dilated", "uncounted", "divided", "lp 1", "to one", "indices", "softmax 2d", "mixed")
         return {"kind": rng.choice(kinds), "stride": rng.choice((1, 2)), "ceil": rng.random() < 0.3}
 
     def __init__(self, stream: Stream, kind: str, stride: int, ceil: bool) -> None:
@@ -117,6 +140,25 @@ class Pool(Layer):
             self.inner = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)[spatial](2, stride, ceil_mode=ceil)
         elif kind == "lp":
             self.inner = (nn.LPPool1d, nn.LPPool2d, nn.LPPool3d)[spatial](2, 2, stride, ceil_mode=ceil)
+        elif kind == "dilated":
+            self.inner = (nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d)[spatial](2, stride, dilation=2, ceil_mode=ceil)
+        elif kind == "uncounted":
+            averages = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+            self.inner = averages[spatial](3, stride, 1, ceil, count_include_pad=False)
+        elif kind == "divided":
+            averages = (nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d)
+            self.inner = averages[spatial](2, stride, **({"divisor_override": 3} if spatial else {}))
+        elif kind == "lp 1":
+            self.inner = (nn.LPPool1d, nn.LPPool2d, nn.LPPool3d)[spatial](1, 2, stride)
+        elif kind == "to one":
+            self.inner = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)[spatial](1)
+        elif kind == "indices":
+            self.inner = (nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d)[spatial](2, True)
+        elif kind == "softmax 2d":
+            self.inner = nn.Softmax2d() if spatial == 1 else nn.Softmax(1)
+        elif kind == "mixed":
+            adaptive = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+            self.inner = adaptive[spatial]((None, 3, 2)[: spatial + 1] if spatial else 3)
         elif kind == "adaptive average":
             pools = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
             self.inner = pools[spatial](max(1, stream.size // 2))
@@ -129,7 +171,10 @@ class Pool(Layer):
             self.unpooling = (nn.MaxUnpool1d, nn.MaxUnpool2d, nn.MaxUnpool3d)[spatial](2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.kind == "lp":
+        if self.kind == "indices":
+            pooled, places = self.inner(x)
+            return pooled + (places % 3).to(x.dtype)
+        if self.kind.startswith("lp"):
             return self.inner(x.square() + 1)  # roots have no gradient at 0
         if self.unpooling is not None:
             pooled, places = self.inner(x)
@@ -143,18 +188,30 @@ class Resize(Layer):
 
     @staticmethod
     def draw(rng: random.Random) -> dict[str, Any]:
-        return {"mode": rng.choice(("nearest", "linear", "cubic", "area", "nearest-exact")), "up": rng.random() < 0.5}
+        modes = ("nearest", "linear", "cubic", "area", "nearest-exact", "smooth linear", "smooth cubic")
+        how = rng.choice(("factor", "factor", "size", "corners", "module", "odd"))
+        return {"mode": rng.choice(modes), "up": rng.random() < 0.5, "how": how}
 
-    def __init__(self, stream: Stream, mode: str, up: bool) -> None:
+    def __init__(self, stream: Stream, mode: str, up: bool, how: str = "factor") -> None:
         super().__init__(stream)
         linear = ("linear", "bilinear", "trilinear")[stream.spatial - 1]
         cubic = "bicubic" if stream.spatial == 2 else linear
+        self.smooth = mode.startswith("smooth") and stream.spatial == 2
+        self.how, mode = how, mode.removeprefix("smooth ")
         self.mode = {"linear": linear, "cubic": cubic}.get(mode, mode)
+        self.sizes = [max(1, length + (1 if up else -1)) for length in stream.shape[2:]]
         self.factor = 2.0 if up and stream.size <= 8 else 0.5 if stream.size >= 2 else 1.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        corners = False if "linear" in self.mode or "cubic" in self.mode else None
-        return F.interpolate(x, scale_factor=self.factor, mode=self.mode, align_corners=corners)
+        interpolates = "linear" in self.mode or "cubic" in self.mode
+        corners = self.how == "corners" if interpolates else None
+        if self.how == "size":
+            return F.interpolate(x, self.sizes, mode=self.mode, align_corners=corners, antialias=self.smooth)
+        if self.how == "module":
+            return nn.Upsample(self.sizes, mode=self.mode if self.mode != "area" else "nearest")(x)
+        if self.how == "odd":
+            return F.interpolate(x, scale_factor=1.3, mode=self.mode, recompute_scale_factor=True)
+        return F.interpolate(x, scale_factor=self.factor, mode=self.mode, align_corners=corners, antialias=self.smooth)
 
 
 @layer("grid sample")
@@ -188,15 +245,17 @@ class PadAndCrop(Layer):
 
     @staticmethod
     def draw(rng: random.Random) -> dict[str, Any]:
-        return {"mode": rng.choice(("constant", "reflect", "replicate", "circular")), "crop": rng.random() < 0.5}
+        modes = ("constant", "reflect", "replicate", "circular", "value")
+        return {"mode": rng.choice(modes), "crop": rng.random() < 0.5}
 
     def __init__(self, stream: Stream, mode: str, crop: bool) -> None:
         super().__init__(stream)
+        self.value, mode = 0.5 if mode == "value" else 0.0, "constant" if mode == "value" else mode
         self.mode = mode if stream.size > 1 else "constant"
         self.amounts, self.crop = [1, 0] * stream.spatial, crop
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.pad(x, self.amounts, mode=self.mode)
+        x = F.pad(x, self.amounts, self.mode, self.value)
         return F.pad(x, [-1, 0]) if self.crop else x
 
 

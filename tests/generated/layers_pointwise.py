@@ -10,6 +10,12 @@ from torch.nn.utils import parametrizations
 
 from generated.layer import EVERY, Layer, Stream, divisor, layer
 
+
+class _Doubled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([x, x.neg()], -1)
+
+
 ACTIVATIONS = {
     "ReLU": nn.ReLU,
     "ReLU6": nn.ReLU6,
@@ -34,6 +40,17 @@ SMOOTH = {
     "LogSigmoid": nn.LogSigmoid,
     "Hardshrink": nn.Hardshrink,
     "Softshrink": nn.Softshrink,
+    "Threshold": lambda: nn.Threshold(0.2, 0.1),
+    "GLU": lambda: nn.Sequential(_Doubled(), nn.GLU(-1)),
+    "tanh GELU": lambda: nn.GELU(approximate="tanh"),
+    "narrow Hardtanh": lambda: nn.Hardtanh(-0.3, 0.7),
+    "steep Softplus": lambda: nn.Softplus(beta=5.0, threshold=2.0),
+    "Softmin": lambda: nn.Softmin(dim=-1),
+    "LogSoftmax": lambda: nn.LogSoftmax(dim=1),
+    "small LeakyReLU": lambda: nn.LeakyReLU(0.0),
+    "steep LeakyReLU": lambda: nn.LeakyReLU(-0.5),
+    "wide ELU": lambda: nn.ELU(alpha=2.5),
+    "wide CELU": lambda: nn.CELU(alpha=0.3),
 }
 
 
@@ -267,5 +284,23 @@ _ARITHMETIC = {
     "double": lambda x: (x.double().tanh()).to(x.dtype),
     "half": lambda x: x + x.bfloat16().to(x.dtype),
     "scalars": lambda x: (2 - x) / 3 + 1.0 / (x.abs() + 1),
+    "logaddexp2": lambda x: torch.logaddexp2(x, -x) if x.dtype != torch.bfloat16 else x,
+    "softmax of float": lambda x: x.softmax(-1, dtype=torch.float32).to(x.dtype) * x,
+    "floor divide": lambda x: x + torch.div(x.detach(), 0.5, rounding_mode="floor"),
+    "abs": lambda x: x.abs() + x.neg().sigmoid().mul(x),
+    "cond on shape": lambda x: x * 2 if x.shape[0] % 2 else x.tanh(),
+    "loop": lambda x: sum((x * (0.5**each) for each in range(4)), x),
+    "reductions": lambda x: x / (1 + x.abs().sum()) + x.mean() * x.max() - x.min(),
+    "var": lambda x: x * torch.var(x, dim=0, unbiased=False, keepdim=True).add(0.1).log(),
+    "prelu": lambda x: F.prelu(x, torch.tensor([0.2], dtype=x.dtype)),
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[1:]),
+    "rms_norm": lambda x: F.rms_norm(x, x.shape[-1:], eps=1e-3),
+    "glu of self": lambda x: F.glu(torch.cat([x, x], -1), -1),
+    "standardized": lambda x: (x - x.mean()).div(x.std(unbiased=False) + 0.1),
+    "clamp": lambda x: x.clamp(min=-0.3).clamp_max(0.8),
+    "uneven": lambda x: x.where(x > 0, x.new_tensor(0.1)) * x.new_full((1,), 0.5),
+    "zero sized": lambda x: torch.cat([x[:0], x], 0) + x[:0].sum(),
+    "unused": lambda x: (x.exp().sum(), x * 0.5)[1],
+    "twice used": lambda x: (lambda y: y * y.sigmoid() + y)(x * 0.5),
     "mixed": lambda x: x * torch.arange(x.shape[-1], dtype=x.dtype) / 8,
 }

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from generated.layer import Layer, Stream, layer
 
@@ -55,18 +55,65 @@ class Twice(Holder):
         return self.inner(y) if alike(x, y) else y + self.inner(x * 0.5)
 
 
+@layer("branches")
+class Branches(Holder):
+    """The layers inside beside other ways, and how these come together."""
+
+    @staticmethod
+    def draw(rng: random.Random) -> dict[str, Any]:
+        return {
+            "how": rng.choice(("max", "gate", "detached", "stacked", "highway", "kept", "mean of passes", "skipped"))
+        }
+
+    def __init__(self, stream: Stream, inner: nn.Module, how: str) -> None:
+        super().__init__(stream, inner)
+        self.how = how
+        self.gate = nn.Linear(stream.shape[-1], stream.shape[-1])
+        self.register_buffer("kept", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.inner(x)
+        if self.how == "mean of passes":
+            return torch.stack([y, self.inner(x), self.inner(x)]).mean(0)
+        if self.how == "detached":
+            return y + self.inner(x.detach())
+        if self.how == "kept":
+            self.kept = y.detach().float().mean()
+            return y * (1 + self.kept.to(y.dtype))
+        if not alike(x, y):
+            return y
+        if self.how == "max":
+            return torch.maximum(x, y)
+        if self.how == "stacked":
+            return torch.stack([x, y], 0).softmax(0).mul(torch.stack([y, x])).sum(0)
+        if self.how == "skipped":  # by a draw
+            keep = (torch.rand(x.shape[0], *[1] * (x.dim() - 1)) < 0.7).to(x.dtype)
+            return x + keep * y
+        gate = self.gate(x).sigmoid()
+        return gate * y + (1 - gate) * x if self.how == "highway" else x * gate + y
+
+
 @layer("checkpoint")
 class Checkpointed(Holder):
     @staticmethod
     def draw(rng: random.Random) -> dict[str, Any]:
-        return {"reentrant": rng.random() < 0.2}
+        return {"reentrant": rng.random() < 0.2, "segments": rng.random() < 0.3, "keeps_state": rng.random() < 0.8}
 
-    def __init__(self, stream: Stream, inner: nn.Module, reentrant: bool) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        inner: nn.Module,
+        reentrant: bool,
+        segments: bool = False,
+        keeps_state: bool = True,
+    ) -> None:
         super().__init__(stream, inner)
-        self.reentrant = reentrant
+        self.reentrant, self.segments, self.keeps_state = reentrant, segments, keeps_state
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(self.inner, x, use_reentrant=self.reentrant)
+        if self.segments:
+            return checkpoint_sequential(self.inner, 2, x, use_reentrant=self.reentrant)
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant, preserve_rng_state=self.keeps_state)
 
 
 @layer("frozen")
@@ -100,8 +147,16 @@ class NoGradient(Holder):
 
 @layer("in 16 bits")
 class In16Bits(Holder):
+    @staticmethod
+    def draw(rng: random.Random) -> dict[str, Any]:
+        return {"half": rng.random() < 0.2, "caches": rng.random() < 0.8}
+
+    def __init__(self, stream: Stream, inner: nn.Module, half: bool = False, caches: bool = True) -> None:
+        super().__init__(stream, inner)
+        self.dtype, self.caches = torch.float16 if half else torch.bfloat16, caches
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", self.dtype, cache_enabled=self.caches):
             y = self.inner(x)
         return y.to(x.dtype)
 
@@ -181,7 +236,8 @@ class CustomFunction(Layer):
 class Noise(Layer):
     @staticmethod
     def draw(rng: random.Random) -> dict[str, Any]:
-        return {"how": rng.choice(("randn", "rand", "normal_", "randint", "randperm", "bernoulli", "multinomial"))}
+        hows = ("randn", "rand", "normal_", "randint", "randperm", "bernoulli", "multinomial")
+        return {"how": rng.choice((*hows, "normal", "poisson", "exponential", "binomial", "generator", "rand scalar"))}
 
     def __init__(self, stream: Stream, how: str) -> None:
         super().__init__(stream)
@@ -196,6 +252,19 @@ class Noise(Layer):
             return x + torch.empty_like(x).normal_(0, 0.1)
         if self.how == "bernoulli":
             return x * torch.bernoulli(torch.full_like(x, 0.7))
+        if self.how == "normal":
+            return torch.normal(x.detach(), 0.1) + x
+        if self.how == "poisson":
+            return x * torch.poisson(torch.full_like(x, 0.7))
+        if self.how == "exponential":
+            return x + torch.empty_like(x).exponential_(5.0) + torch.empty_like(x).geometric_(0.5)
+        if self.how == "binomial":
+            return x * torch.binomial(torch.full_like(x, 3.0), torch.full_like(x, 0.3))
+        if self.how == "generator":
+            generator = torch.Generator().manual_seed(3)
+            return x + torch.randn(x.shape, generator=generator).to(x.dtype)
+        if self.how == "rand scalar":
+            return x * torch.rand(())
         if self.how == "randint":
             return x + torch.randint(3, x.shape)
         return x + (torch.randn_like(x) if self.how == "randn" else torch.rand(x.shape, dtype=x.dtype)) * 0.1
@@ -220,5 +289,29 @@ class OddParameters(Layer):
 class Question(Layer):
     """Asks for a value, so that the model cannot be captured whole."""
 
+    @staticmethod
+    def draw(rng: random.Random) -> dict[str, Any]:
+        return {"how": rng.choice(("mean", "mean", "float", "bool", "nonzero", "numpy", "list", "unused"))}
+
+    def __init__(self, stream: Stream, how: str = "mean") -> None:
+        super().__init__(stream)
+        self.how = how
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x * 0.5 if x.detach().abs().mean().item() > 0.1 else x + 1
+        size = x.detach().abs().mean()
+        if self.how == "float":
+            return x * min(1.0, float(size))
+        if self.how == "bool":
+            return x if bool((x.detach() > 0).any()) else x * 2
+        if self.how == "nonzero":
+            rows = x.flatten(0, -2)
+            picked = rows[rows.detach().sum(-1) > 0]
+            return x + picked.sum() / 8
+        if self.how == "numpy":
+            return x * float(x.detach().float().numpy().max().clip(0.5, 1.5))
+        if self.how == "list":
+            return x + sum(x.detach().flatten()[:3].tolist())
+        if self.how == "unused":
+            self.seen = size.item()
+            return x * 1.5
+        return x * 0.5 if size.item() > 0.1 else x + 1

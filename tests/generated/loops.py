@@ -1,6 +1,7 @@
 """The training loop of a description, and all there is to compare after each of its steps."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from generated.build import make_batch
+from generated.losses import LOSSES, rows_of
 from generated.specs import Spec
 
 Batch = tuple[tuple[Any, ...], dict[str, Any]]
@@ -18,7 +20,10 @@ _SAMPLE = 999  # the batch that a model is fitted with is not among those it tra
 
 def batch_of(spec: Spec, number: int) -> Batch:
     """Arguments of one call of the model."""
-    return make_batch(spec.model, spec.seed * 1000 + number)
+    model = spec.model
+    if spec.loop.partial and number // 100 == 1:
+        model = dataclasses.replace(model, batch=max(1, model.batch // 2))
+    return make_batch(model, spec.seed * 1000 + number)
 
 
 def sample_of(spec: Spec) -> Batch:
@@ -42,10 +47,14 @@ class Loss:
             output = model(*args, **kwargs)
             if has_own_loss(self.spec):
                 return output["loss"] if isinstance(output, dict) else output
-            return sum((self._one(each) for each in _differentiable(output)), torch.zeros(()))
+            read = _differentiable(output)[: 1 if self.spec.loop.one_output else None]
+            return sum((self._one(each) for each in read), torch.zeros(()))
 
     def _one(self, output: torch.Tensor) -> torch.Tensor:
-        output = output.float() if output.dtype == torch.bfloat16 else output
+        output = output.float() if output.dtype in (torch.bfloat16, torch.float16) else output
+        if self.spec.loop.loss in LOSSES:
+            with torch.autocast("cpu", enabled=False):
+                return LOSSES[self.spec.loop.loss](rows_of(output))
         if self.spec.loop.loss == "cross entropy" and output.dim() > 1:
             rows = output.flatten(1)
             return F.cross_entropy(rows, torch.arange(len(rows)) % rows.shape[1])
@@ -57,6 +66,8 @@ class Loss:
 def _differentiable(output: Any) -> list[torch.Tensor]:
     if isinstance(output, torch.Tensor):
         return [output] if output.requires_grad else []
+    if dataclasses.is_dataclass(output):
+        output = vars(output)
     if isinstance(output, dict):
         output = list(output.values())
     if isinstance(output, list | tuple):
@@ -89,8 +100,33 @@ def train(spec: Spec, model: nn.Module) -> Iterator[dict[str, torch.Tensor | Non
             batches = [batch_of(spec, 100 * number + 10 * part + call) for call in range(spec.loop.forwards)]
             loss = torch.stack([Loss(spec)(model, batch) for batch in batches]).sum()
             loss.backward()
-        yield _seen(model, loss)
+            leaves = [each for batch in batches for each in tensors_of(batch) if each.requires_grad]
+        yield _seen(model, loss) | {f"gradient of batch {number}": each.grad for number, each in enumerate(leaves)}
         _update(model)
+        if spec.loop.evaluated:
+            yield {"output": _evaluated(spec, model)}
+
+
+def tensors_of(given: Any) -> list[torch.Tensor]:
+    """All tensors in a batch."""
+    if isinstance(given, torch.Tensor):
+        return [given]
+    given = vars(given) if dataclasses.is_dataclass(given) else given
+    given = list(given.values()) if isinstance(given, dict) else given
+    return [tensor for each in given for tensor in tensors_of(each)] if isinstance(given, list | tuple) else []
+
+
+def _evaluated(spec: Spec, model: nn.Module) -> torch.Tensor:
+    """The loss in `eval()`, without gradients."""
+    model.eval()
+    with torch.no_grad():
+        args, kwargs = batch_of(spec, 50)
+        found = model(*args, **kwargs)
+    model.train()
+    while not isinstance(found, torch.Tensor):
+        found = vars(found) if dataclasses.is_dataclass(found) else found
+        found = next(iter(found.values() if isinstance(found, dict) else found))
+    return found.clone()
 
 
 def _seen(model: nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor | None]:

@@ -25,8 +25,8 @@ class ModelSpec:
     layers: tuple[LayerSpec, ...] = ()
     dtype: str = "float32"
     channels_last: bool = False
-    inputs: str = "tensor"  # how the forward is called: "tensor", "pair", "keywords" or "none"
-    outputs: str = "tensor"  # what the forward returns: "tensor", "tuple", "nested", "loss" or "loss and more"
+    inputs: str = "tensor"  # how the forward is called: one of `build.INPUTS`
+    outputs: str = "tensor"  # what the forward returns: one of `build.OUTPUTS`
     tied: bool = False  # the head has the weight of the embedding
 
 
@@ -34,11 +34,14 @@ class ModelSpec:
 class LoopSpec:
     """What the loop around a model does."""
 
-    loss: str = "square"  # "square", "cross entropy", "smooth" or "sum", unless the model returns its loss
+    loss: str = "square"  # "square", "cross entropy", "smooth", "sum" or one of `losses.LOSSES`, if the model has none
     forwards: int = 1  # calls of the model for one backward
     accumulated: int = 1  # backwards before the gradients are compared
     set_to_none: bool = True
     autocast: bool = False
+    partial: bool = False  # the second batch is smaller
+    evaluated: bool = False  # between two steps the model is called in `eval()`
+    one_output: bool = False  # the loss reads the first output alone
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

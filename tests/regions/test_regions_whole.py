@@ -1,6 +1,15 @@
 """The measured step around regions."""
 
+import dataclasses
+from typing import Any
+
+import torch
+from torch import nn
+
+import memfit
+from memfit.capture.rehearse import drop_gradients
 from memfit.ir import Phase
+from memfit.measure.peak import measure_peak
 from memfit.plan.regions import Stretch
 from memfit.regions.whole import _lowest
 
@@ -18,3 +27,43 @@ def test_a_release_that_one_run_did_not_see_is_seen_by_another() -> None:
 
 def test_runs_that_went_another_way_are_taken_whole() -> None:
     assert _lowest([run_of(10, 40), run_of(20, 30, running=None)]) == run_of(20, 30, running=None)
+
+
+@dataclasses.dataclass
+class Record:
+    x: torch.Tensor
+
+
+class AsksForValues(nn.Module):
+    """Returns more than its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(32, 256)
+
+    def forward(self, x: Any) -> dict[str, torch.Tensor]:
+        x = x.x if isinstance(x, Record) else x
+        y = self.inner(x * 0.5 if x.mean().item() > 0 else x).square()
+        return {"loss": (y.tanh() - y.tanh().mean()).square().mean(), "logits": y}
+
+
+def assert_tells_the_peak(model: nn.Module, batch: Any, held: list[torch.Tensor]) -> None:
+    def step() -> None:
+        output = model(batch)
+        output["loss"].backward()
+
+    step()
+    drop_gradients(model, memfit.Sample((batch,)))
+    peak_bytes = measure_peak(step, resident=[model, held]).peak_bytes
+    estimate = memfit.estimate(model, memfit.Sample((batch,)), progress=False)
+    assert abs(estimate.peak_bytes - peak_bytes) <= 64
+
+
+def test_what_a_model_returns_beside_its_loss_is_held_in_the_estimate_of_one_that_asks_for_values() -> None:
+    x = torch.randn(64, 32)
+    assert_tells_the_peak(AsksForValues(), x, [x])
+
+
+def test_a_batch_in_a_record_is_counted() -> None:
+    x = torch.randn(64, 32)
+    assert_tells_the_peak(AsksForValues(), Record(x), [x])

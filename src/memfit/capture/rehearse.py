@@ -68,11 +68,14 @@ def step(
     backward_from: str = "auto",
     before_backward: Callable[[], None] | None = None,
 ) -> list[torch.Tensor]:
-    """Forward and backward; the outputs that gradients started from."""
+    """Forward and backward; the outputs that gradients started from.
+
+    What the model returned is held to the end, see Note [What a step is] in `plan/simulate.py`.
+    """
     drop_gradients(model, sample)
     torch.manual_seed(seed)
-    outputs = [model(*sample.args, **sample.kwargs)]
-    return differentiate(outputs, seed=seed, backward_from=backward_from, before_backward=before_backward)
+    output = model(*sample.args, **sample.kwargs)
+    return differentiate([output], seed=seed, backward_from=backward_from, before_backward=before_backward)
 
 
 def differentiate(
