@@ -14,6 +14,7 @@ SOURCE = Path(memfit.__file__).parent
 BENCHMARKS = SOURCE.parents[1] / "benchmarks"
 
 DATA = {
+    "alone",
     "accelerator",
     "transfers",
     "errors",
@@ -59,6 +60,7 @@ BELOW_STEP = BELOW_API | {"api", "prove"}
 BELOW_REPORT = BELOW_STEP | {"step", "multilevel", "distributed", "integrations", "zoo", "doctor"}
 
 MAY_IMPORT = {
+    "alone": set(),
     "accelerator": {"errors"},
     "transfers": {"accelerator"},
     "errors": set(),
@@ -73,7 +75,7 @@ MAY_IMPORT = {
     "_kernel_cache": set(),
     "_kernel_batches": set(),
     "_kept_kernels": {"errors", "files", "machine"},
-    "_memory_events": {"accelerator"},
+    "_memory_events": {"accelerator", "errors"},
     "machine": set(),
     "malloc": set(),
     "progress": set(),

@@ -1,9 +1,10 @@
 """The allocator's events of a run, and every private interface of torch that they take.
 
-`memory_events`, `marked_memory_events` and `MemoryRecorder` rest on `profile.kineto_results`, `_profiler_enabled`
+`memory_events`, `marked_memory_events` and `MemoryRecorder` rest on `_prepare_profiler`, `_enable_profiler`,
+    `_disable_profiler`, `_profiler_enabled`, `RecordScope`, `profile.config` and `profiler._is_profiler_enabled`
     Allocator events in order, see `measure/peak.py`, and what `set_mark` left among them; its
-    `experimental_event_tree` has the address of every block.
-`PriorStorages` rests on `_RecordFunctionFast`
+    `experimental_event_tree` has the address of every block. The last one says whether a profiler runs on any thread.
+`set_mark` and `PriorStorages` rest on `_RecordFunctionFast`
     Marks the release of storages that were allocated before, see Note [Allocated before].
 `_without_unknown_blocks` rests on the variable `FLAGS_caffe2_log_level` of libc10
     The level that torch's C++ code logs from, which `TORCH_CPP_LOG_LEVEL` sets at the start of a process.
@@ -33,33 +34,38 @@ Note [Not while tracing]
 Note [Released elsewhere]
     A collective on CPU copies its input on the calling thread. Whichever thread lets go of the copy last releases it,
     and the profiler does not see the thread of the backend. So an allocation inside a collective whose address is never
-    released counts as released when the backend has done its work; any other, when its place is taken.
+    released counts as released when the collective returns to its caller, who waits for it; any other, when its place
+    is taken.
 
 Note [Threads of a backend]
-    A thread of gloo's tells whoever waits that its work is done before it tells the profiler. A profiler that is
-    stopped in between ends the process. So a recording ends when the threads of the backend have gone to sleep.
+    The work of a collective is a user's annotation to the profiler, whose end a thread of gloo's writes into the memory
+    of the profiler, after it has told whoever waits that the work is done. A profiler that was stopped in between is
+    gone, and the process crashes. So recordings look at operators alone, and annotations are none of them: gloo asks
+    whether anybody looks, and leaves it.
 """
 
 import contextlib
 import ctypes
 import dataclasses
 import os
+import threading
 import time
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
-import torch.distributed as dist
 
 from memfit.accelerator import allocated_bytes
+from memfit.errors import ExecutionError
 
 _MARK = "memfit mark "
 _RELEASE = "memfit release "
 _CHANGE = "change "
-_COLLECTIVE, _ON_BACKEND = "c10d::", "gloo:"
+_COLLECTIVE = "c10d::"
+_OPERATORS = torch._C._profiler.RecordScope.FUNCTION
 _ERROR_LEVEL = 2  # of torch's C++ log: 0 is information, 1 a warning
 
 
@@ -124,6 +130,7 @@ class MemoryRecorder:
 
     _active: ClassVar[list["MemoryRecorder"]] = []
     _segment: ClassVar["_Segment | None"] = None
+    _thread: ClassVar[int] = 0  # of all that are active
 
     def __init__(self, before: PriorStorages | None = None, device: torch.device | None = None) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else every start and stop is printed
@@ -134,14 +141,22 @@ class MemoryRecorder:
 
     @classmethod
     def is_free(cls) -> bool:
-        """Return whether no other profiler is running but recorders of this kind: there can be one only."""
-        return bool(cls._active) or not torch._C._autograd._profiler_enabled()
+        """Return whether no profiler is running but recorders of this thread: there can be one only, of any thread."""
+        if cls._active:
+            return cls._thread == threading.get_ident()
+        return not (torch.autograd.profiler._is_profiler_enabled or torch._C._autograd._profiler_enabled())
 
     def start(self) -> None:
+        if not self.is_free():
+            raise ExecutionError(
+                "a run cannot be measured while another profiler is running, maybe on another thread (torch.profiler); "
+                "end that first, or plan before it begins"
+            )
         if self._device is not None:
             self._before_bytes = allocated_bytes(self._device)
         self._end_segment()
         self._active.append(self)
+        MemoryRecorder._thread = threading.get_ident()
         self._begin_segment()
 
     def stop(self) -> list[tuple[str, int]]:
@@ -174,7 +189,10 @@ class MemoryRecorder:
     @classmethod
     @contextlib.contextmanager
     def paused(cls) -> Iterator[None]:
-        """Record nothing for a while, see Note [Not while tracing]."""
+        """Record nothing of this thread for a while, see Note [Not while tracing]."""
+        if cls._thread != threading.get_ident():
+            yield
+            return
         cls._end_segment()
         try:
             yield
@@ -209,7 +227,6 @@ class _Seen:
     marks: list[tuple[int, str, int]] = dataclasses.field(default_factory=list)
     released_ns: dict[int, int] = dataclasses.field(default_factory=dict)
     collectives: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # start and end
-    ends: list[tuple[int, int]] = dataclasses.field(default_factory=list)  # of their work on the backend's thread
 
     def add(self, others: "_Seen") -> None:
         for device, changes in others.changes.items():
@@ -217,7 +234,6 @@ class _Seen:
         self.marks += others.marks
         self.released_ns |= others.released_ns
         self.collectives += others.collectives
-        self.ends += others.ends
 
     @classmethod
     def of(cls, roots: Sequence[Any]) -> "_Seen":
@@ -235,53 +251,30 @@ class _Seen:
                 seen.released_ns[int(name.removeprefix(_RELEASE))] = event.start_time_ns
             elif name.startswith(_COLLECTIVE):
                 seen.collectives.append((event.start_time_ns, event.end_time_ns))
-            elif name.startswith(_ON_BACKEND):
-                seen.ends.append((event.start_time_ns, event.end_time_ns))
         return seen
-
-
-# How long threads of a process group may take to end their work before the profiler is stopped nevertheless.
-_BACKENDS_END_S = 5.0
-_LOOK_AGAIN_S = 0.002
-_LOOKS = 3  # in a row in which all of them sleep: one asleep at one look may wait for a lock
 
 
 class _Segment:
     """One run of the profiler, from the moment it is made, see Note [Segments]."""
 
     def __init__(self) -> None:
-        self._profiler = torch.autograd.profiler.profile(profile_memory=True)
+        profiler, enable = torch.autograd.profiler, cast(Any, torch._C._autograd._enable_profiler)
+        told = profiler.profile(profile_memory=True)
         self._around = contextlib.ExitStack()
         self._around.enter_context(_without_unknown_blocks())
-        self._around.enter_context(self._profiler)
+        torch._C._autograd._prepare_profiler(told.config(create_trace_id=True), told.kineto_activities)
+        profiler._run_on_profiler_start()
+        # See Note [Threads of a backend].
+        enable(told.config(create_trace_id=False), told.kineto_activities, {_OPERATORS})
 
     def stop(self) -> _Seen:
         """Return what was seen."""
-        if dist.is_available() and dist.is_initialized():
-            _wait_for_backends()
-        self._around.close()
-        results: Any = self._profiler.kineto_results
+        try:
+            results: Any = torch._C._autograd._disable_profiler()
+        finally:
+            torch.autograd.profiler._run_on_profiler_stop()
+            self._around.close()
         return _Seen.of(results.experimental_event_tree())
-
-
-def _wait_for_backends() -> None:
-    """Wait until all threads of gloo's sleep, see Note [Threads of a backend]."""
-    end_s = time.monotonic() + _BACKENDS_END_S
-    asleep = 0
-    while asleep < _LOOKS and time.monotonic() < end_s:
-        time.sleep(_LOOK_AGAIN_S)
-        asleep = asleep + 1 if all(state in "SI" for state in _backend_states()) else 0
-
-
-def _backend_states() -> list[str]:
-    """How the system sees every thread of gloo's: "S" sleeps, "R" runs or would like to."""
-    states = []
-    for task in Path("/proc/self/task").glob("*/stat"):
-        with contextlib.suppress(OSError):  # a thread that has ended meanwhile
-            name, _, rest = task.read_text().partition("(")[2].rpartition(")")
-            if "gloo" in name:
-                states.append(rest.split()[0])
-    return states
 
 
 @contextlib.contextmanager
@@ -312,7 +305,7 @@ def _log_level() -> ctypes.c_int | None:
 
 def set_mark(label: str) -> None:
     """Leave a mark among the allocator's events."""
-    with torch.autograd.profiler.record_function(_MARK + label):
+    with torch._C._profiler._RecordFunctionFast(_MARK + label):
         pass
 
 
@@ -352,7 +345,6 @@ def _of_this_recording(changes: list[_Change]) -> list[tuple[int, str, int]]:
 
 def _released_elsewhere(seen: _Seen, changes: list[_Change]) -> list[tuple[int, str, int]]:
     """The releases that were not seen, see Note [Released elsewhere]."""
-    collectives, ends = seen.collectives, seen.ends
     releases = []
     following: dict[int, tuple[int, int]] = {}  # by address: time and bytes of its next change
     for time_ns, address, change_bytes, _ in sorted(changes, reverse=True):
@@ -360,10 +352,8 @@ def _released_elsewhere(seen: _Seen, changes: list[_Change]) -> list[tuple[int, 
         following[address] = time_ns, change_bytes
         if change_bytes < 0 or next_bytes < 0:
             continue
-        inside = [span for span in collectives if span[0] <= time_ns <= span[1]]
-        for start_ns, end_ns in inside:
-            done_ns = min((each for each in ends if each[0] >= start_ns), default=(0, end_ns))[1]
-            releases.append((max(end_ns, done_ns), "", -change_bytes))
+        inside = [span for span in seen.collectives if span[0] <= time_ns <= span[1]]
+        releases += [(end_ns, "", -change_bytes) for _, end_ns in inside]
         if not inside and next_bytes > 0:  # it was released, at the latest when its place was taken
             releases.append((next_ns - 1, "", -change_bytes))
     return releases

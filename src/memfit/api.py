@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memfit.alone import alone
 from memfit.capture.diagnose import refusals_as_capture_errors
 from memfit.capture.sample import Sample, check_initialized
 from memfit.capture.with_loss import call_of_model
@@ -98,7 +99,7 @@ def estimate(
     A model that cannot be traced whole is run for one step, with its saved tensors in a file; a note says so.
     """
     _check_model(model)
-    with progress_line(progress, "tracing a training step") as line:
+    with alone(), progress_line(progress, "tracing a training step") as line:
         try:
             with internal_errors(f"estimating a step of {type(model).__name__}"):
                 step = unplanned_step(
@@ -205,7 +206,7 @@ def plan(
         raise InvalidInput("reserved bytes are those of CUDA's caching allocator; name a CUDA device with device=")
     example = _example(model, sample, loss)
     _say_if_above_what_is_free(recipe, model, example)
-    with progress_line(progress, "tracing a training step") as line, removed(model):
+    with alone(), progress_line(progress, "tracing a training step") as line, removed(model):
         recipe = _told(recipe, line)
         try:
             return _said(_plan_whole(model, example, recipe), model)
@@ -240,7 +241,8 @@ def apply(plan: Plan, model: nn.Module, sample: Any = None) -> nn.Module:
     _check_trainable(model)
     _check_plan(plan, model)
     if plan.regions:
-        return apply_regions(plan, model, None if sample is None else Sample.of(sample))
+        with alone():
+            return apply_regions(plan, model, None if sample is None else Sample.of(sample))
     runner = Runner(recipe=recipe_of(plan), plan=plan, only_the_plan=sample is not None)
     model = _attached(model, runner, None if sample is None else Sample.of(sample))
     runner.only_the_plan = False
@@ -305,7 +307,7 @@ def fit(
 def fit_by(recipe: Recipe, model: nn.Module, example: Sample, progress: ProgressLike = None) -> nn.Module:
     """Plan and apply by a recipe: whole, or region by region if the model cannot be captured whole."""
     _say_if_above_what_is_free(recipe, model, example)
-    with progress_line(progress, "tracing a training step") as line:
+    with alone(), progress_line(progress, "tracing a training step") as line:
         recipe = _told(recipe, line)
         try:
             return _attached(model, Runner(recipe=recipe, in_regions=_later_in_regions), example)
@@ -425,7 +427,7 @@ def frontier(
     )
     recipe = without_channels_last(recipe)  # one layout for all points, and the lowest are in the model's own
     example = Sample.of(sample)
-    with progress_line(progress, "tracing a training step") as line, removed(model):
+    with alone(), progress_line(progress, "tracing a training step") as line, removed(model):
         recipe = _told(recipe, line)
         report = _counted_points(line, len(fractions) + 1, report)
         try:
@@ -566,6 +568,11 @@ def _check_model(model: nn.Module) -> None:
         raise InvalidModel(
             "the model is inside DistributedDataParallel, whose own forward cannot be captured; give the model itself "
             "(model.module), or use memfit.distributed, which plans once for all ranks"
+        )
+    if torch.is_inference_mode_enabled():
+        raise InvalidInput(
+            "a training step cannot be traced under torch.inference_mode(), in which nothing is differentiated; call "
+            "memfit outside of it"
         )
 
 

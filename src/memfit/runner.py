@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from memfit.alone import alone
 from memfit.capture.lower import lower
 from memfit.capture.numbers import is_following
 from memfit.capture.sample import Sample, without_graph
@@ -74,7 +75,10 @@ class Runner:
     in_regions: InRegions | None = None  # for later calls that cannot be captured whole
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        example = without_graph(Sample(args, kwargs))
+        with alone():
+            return self._made(model, without_graph(Sample(args, kwargs)))
+
+    def _made(self, model: nn.Module, example: Sample) -> Call:
         if self.plan is not None or self.recipe.is_unplanned:
             return self._later(model, example)
         if self.recipe.remember and not self.recipe.is_for_process:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit import _torch
 from memfit._memory_events import MemoryRecorder
+from memfit.alone import alone
 from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.journal import Journal, WrittenOver
 from memfit.capture.outputs import differentiated, take_apart
@@ -26,7 +27,6 @@ from memfit.capture.real_layouts import real_layouts
 from memfit.capture.record import KnownValues, Mark, ModuleStack, model_frames, user_line
 from memfit.capture.sample import Sample, check_sample
 from memfit.capture.snapshot import Snapshot
-from memfit.capture.trace import ONE_AT_A_TIME
 from memfit.collecting import collected_later
 from memfit.errors import MemfitError, first_line
 from memfit.ir import Graph, Kind, Program
@@ -43,7 +43,7 @@ def eager_step(model: nn.Module, sample: Sample, *, backward_from: str = "auto")
     check_sample(model, sample)
     snapshot = Snapshot(model)
     try:
-        with ONE_AT_A_TIME, MemoryRecorder.paused(), collected_later(), torch.enable_grad(), torch.random.fork_rng([]):
+        with alone(), MemoryRecorder.paused(), collected_later(), torch.enable_grad(), torch.random.fork_rng([]):
             return _Run(model, sample, snapshot).step(backward_from)
     except MemfitError:
         raise

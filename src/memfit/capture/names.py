@@ -72,6 +72,14 @@ class Names:
             found |= dict(methods[name] for name in code.co_names if name in methods)
         return found
 
+    def may_draw(self, codes: Mapping[types.CodeType, dict[str, Any]]) -> bool:
+        """Return whether code, or what it may call, names a generator of Python's or NumPy's."""
+        found: dict[types.CodeType, dict[str, Any]] = {}
+        more = {**self._seen, **codes}
+        while len(more) > len(found):
+            found, more = more, self.named_by(more)
+        return any(_names_generator(code, around) for code, around in found.items())
+
     def note(self, waiting: list[Code]) -> None:
         """Note what code names, and what functions of it have closed over."""
         closed = dict.fromkeys(code for code, _ in waiting if set(code.co_freevars) - {"__class__"})
@@ -203,6 +211,12 @@ def check_same_in_every_call(code: types.CodeType, around: Mapping[str, Any]) ->
             raise ValueError(f"the forward calls {path}, whose answer a captured call would give again and again")
         if _is_among(_LOOKS_AROUND, value):
             raise ValueError(f"the forward calls {path}, and what that sees is not seen by a captured call")
+
+
+def _names_generator(code: types.CodeType, around: Mapping[str, Any]) -> bool:
+    """Return whether code names Python's or NumPy's own generator, or a function that draws from one."""
+    named = (value for _, value in _named_by(code, around))
+    return any(is_generator(each) or is_generator(getattr(each, "__self__", None)) for each in named)
 
 
 def _is_among(functions: Mapping[str, set[str]], value: Any) -> bool:

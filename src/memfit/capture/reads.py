@@ -120,6 +120,10 @@ class Reads:
         objects = [(each.path, each.thing) for each in self._watched.values()]
         return Guards(places, containers, self._forwards, followed, [*self._absent.values()], objects)
 
+    def may_draw(self) -> bool:
+        """Return whether code that ran names a generator of Python's or NumPy's; others may draw meanwhile."""
+        return self._names.may_draw(self._codes)
+
     def contents(self) -> list[tuple[str, tuple[Any, ...]]]:
         """Return what is in the containers that were read."""
         return [(path, elements_of(container)) for path, container, _ in self._notes.containers.values()]

@@ -99,10 +99,15 @@ def refusing(*, again: bool) -> Iterator[Refusals]:
 
 
 _OF_TRACED_TENSORS = {"elem"}
+_SEEDS = "seeds torch's generator"
 _SETS_STATE = "sets the state of torch's generator (fork_rng, set_rng_state)"
 _FUNCTIONS: tuple[tuple[Any, str, str, bool], ...] = (  # also by libraries
     (builtins, "print", "prints", False),
     (builtins, "open", "opens a file", False),
+    (torch, "manual_seed", _SEEDS, True),
+    (torch, "seed", _SEEDS, True),
+    (torch.random, "manual_seed", _SEEDS, True),
+    (torch.random, "seed", _SEEDS, True),
     (torch, "set_rng_state", _SETS_STATE, True),
     (torch.random, "set_rng_state", _SETS_STATE, True),
 )

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import itertools
 import operator
-import threading
 import time
 import warnings
 from collections import Counter
@@ -17,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit._memory_events import MemoryRecorder
+from memfit.alone import alone, others_run
 from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.borders import places_of_inner, used_again
 from memfit.capture.diagnose import explain
@@ -122,7 +122,7 @@ def traced(
     check_sample(model, sample)
     if outputs not in ("all", "loss"):
         raise InvalidInput(f'outputs is "all" or "loss", {outputs!r} was given')
-    with ONE_AT_A_TIME, contextlib.ExitStack() as stack:
+    with alone(), contextlib.ExitStack() as stack:
         start = time.monotonic()
         stack.enter_context(hooks_left_out(model))
         stack.enter_context(draws_put_back(model, sample))
@@ -135,9 +135,6 @@ def traced(
         subject.reads.restore()
         snapshot.restore()  # torch puts back what it traced with by name, which forgets parts that have two
         yield dataclasses.replace(joint, seconds=time.monotonic() - start)
-
-
-ONE_AT_A_TIME = threading.RLock()  # a trace changes modules and global hooks for a while
 
 
 def _export(stack: contextlib.ExitStack, subject: "_Subject", sample: Sample) -> Joint:
@@ -333,16 +330,29 @@ class _Subject(nn.Module):
 
     def _left_behind(self, recorder: Recorder, given: list[Any]) -> tuple[list[Effect], list[torch.Tensor]]:
         """Return the things the forward has left on the model; ValueError if a call cannot do that again."""
-        if drawn := self._snapshot.drawn():
+        is_alone = not others_run()  # else it may have been another thread that drew
+        if (drawn := self._snapshot.drawn()) and (is_alone or self.reads.may_draw()):
             raise ValueError(
                 f"the forward draws from {' and '.join(drawn)}, which a captured call would not do again; draw with "
                 "torch"
             )
         with _torch.no_modes():
-            was_seeded = not torch.equal(torch.get_rng_state(), self._generator)
+            now = torch.get_rng_state()
+            was_seeded = not torch.equal(now, self._generator) and (is_alone or _is_seeded(now, self._generator))
         if was_seeded:
             raise ValueError("the forward seeds torch's generator, which a captured call would not do again")
         return self.reads.effects(recorder.is_known, given)
+
+
+def _is_seeded(state: torch.Tensor, before: torch.Tensor) -> bool:
+    """Return whether a generator was seeded since, or may have been, rather than drawn from."""
+    seeded = torch.Generator()
+    seeded.set_state(state)
+    earlier = torch.Generator()
+    earlier.set_state(before)
+    if seeded.initial_seed() != earlier.initial_seed():
+        return True
+    return torch.equal(torch.Generator().manual_seed(seeded.initial_seed()).get_state(), state)
 
 
 def _check_dense(name: str, graph: fx.Graph) -> None:

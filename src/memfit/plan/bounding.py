@@ -50,7 +50,7 @@ class Bounding:
         self._worst = worst
         self._end = end
         self._bound_us = 0.0
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="memfit-bound")
 
     def start(self) -> "Bounding":
         self._thread.start()

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import nn
 
+from memfit.alone import alone
 from memfit.capture.sample import Sample
 from memfit.errors import InvalidInput
 from memfit.execute.attach import removed
@@ -75,7 +76,7 @@ def check(
         raise InvalidInput(f"the plan allows {', '.join(lossy)}, which is lossy; say what to tolerate: tolerance=0.01")
     if tolerance is None:
         tolerance = tolerated(plan)
-    with progress_line(progress, "running an eager and a planned step"), removed(model):
+    with alone(), progress_line(progress, "running an eager and a planned step"), removed(model):
         comparisons, how = EagerComparison(model, plan, Sample.of(sample), seed).run()
     return Check(model=type(model).__name__, seed=seed, tolerance=tolerance, comparisons=comparisons, how=how)
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 from torch import nn
 
 from memfit.accelerator import synchronize
+from memfit.alone import alone
 from memfit.api import apply
 from memfit.capture.rehearse import drop_gradients, nothing_remains, step
 from memfit.capture.sample import Sample
@@ -124,7 +125,12 @@ def profile(
     if pairs < 1:
         raise InvalidInput(f"at least one pair of steps is needed, {pairs} was given")
     example = Sample.of(sample)
-    with progress_line(progress, "measuring peaks") as line, removed(model), nothing_remains(model, example):
+    with (
+        alone(),
+        progress_line(progress, "measuring peaks") as line,
+        removed(model),
+        nothing_remains(model, example),
+    ):
         eager_peak = _peak(model, example, plan) if eager else None
         apply(plan, model, sample)
         planned = planned_forwards(model)

@@ -19,6 +19,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
+from memfit.alone import alone
 from memfit.capture.sample import Sample
 from memfit.capture.with_loss import WithLoss
 from memfit.errors import InfeasibleBudget, InvalidInput
@@ -79,7 +80,8 @@ def choose(
         external_bytes=held_bytes([optimizer, batch, gradients]),
     )
     _check_trained(captures.subject, optimizer)
-    return _Search(captures, optimizer, _rows(batch, wishes), wishes).run()
+    with alone():
+        return _Search(captures, optimizer, _rows(batch, wishes), wishes).run()
 
 
 class _Search:
