@@ -11,6 +11,8 @@ SIZES = {"signal": (6, 32, 64), "image": (6, 12, 16), "volume": (3, 6), "sequenc
 WIDE = {"signal": (64, 128), "image": (16, 24), "volume": (6, 8), "sequence": (24, 32), "tokens": (24, 32)}
 EXACT = ("recompute", "lean", "offload")
 ROUNDING = ("chunk", "16-bit", "8-bit", "4-bit")
+_MOST_LAYERS = 6  # beside those that others hold
+_MOST_COMPILED_LAYERS = 3  # each has several kernels, of which each takes seconds
 _RARE = {"question": 0.1, "experts": 0.3, "checkpoint": 0.5, "in 16 bits": 0.3, "to rows": 0.3, "no gradient": 0.4}
 _OFTEN = {"convolution": 5.0, "linear": 4.0, "activation": 3.0, "norm": 3.0, "indexing": 3.0, "in place": 1.5}
 _OFTEN |= {"dropout": 2.0, "attention": 3.0, "recurrent": 2.0, "arithmetic": 2.0, "relu": 2.0, "pool": 2.0}
@@ -20,14 +22,16 @@ def draw(seed: int, kernels: str = "eager") -> Spec:
     """A training run; the same for the same seed, whatever ran before."""
     assert FAMILIES  # which fill the table of layers
     rng = random.Random(seed)
-    model = _model(rng)
+    model = _model(rng, _MOST_LAYERS if kernels == "eager" else _MOST_COMPILED_LAYERS)
     return Spec(seed=seed, model=model, loop=_loop(rng, model), fit=_fit(rng, kernels))
 
 
-def _model(rng: random.Random) -> ModelSpec:
+def _model(rng: random.Random, most_layers: int) -> ModelSpec:
     domain = rng.choice(DOMAINS)
     wide = rng.random() < 0.3
-    layers, _ = _layers(rng, {"tokens": "sequence", "bags": "rows"}.get(domain, domain), rng.randint(1, 6), depth=0)
+    layers, _ = _layers(
+        rng, {"tokens": "sequence", "bags": "rows"}.get(domain, domain), rng.randint(1, most_layers), depth=0
+    )
     return ModelSpec(
         domain=domain,
         batch=rng.choice((8, 16) if wide else (1, 2, 3, 4)) * (16 if domain in ("rows", "bags") else 1),

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 from collections.abc import Iterator
 
-from generated import build, layer, loops, oracle, specs
+from generated import build, compiled, exact, layer, loops, oracle, specs
 from generated.layer import LAYERS
 from generated.oracle import Outcome, outcome_of
 from generated.specs import FitSpec, LayerSpec, LoopSpec, ModelSpec, Spec
@@ -95,15 +95,20 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils import _pytree as pytree
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.checkpoint import checkpoint
 
 import memfit
+from memfit import ways
+from memfit.capture import runs
+from memfit.ops.stretch import Stretch
 from memfit.measure.peak import measure_peak
 '''
 
@@ -113,7 +118,7 @@ def script_of(spec: Spec) -> str:
     kinds = set(_kinds(spec.model.layers))
     modules = {inspect.getmodule(LAYERS[kind]) for kind in kinds}
     families = sorted((each for each in modules if each is not None), key=lambda each: each.__name__)
-    sources = [_own_source(each) for each in (specs, layer, *families, build, loops, oracle)]
+    sources = [_own_source(each) for each in (specs, layer, *families, build, loops, compiled, exact, oracle)]
     rounding = 'ROUNDING = ("chunk", "16-bit", "8-bit", "4-bit")'
     end = f"SPEC = Spec.from_json({spec.to_json()!r})\nprint(outcome_of(SPEC))"
     return "\n\n".join([_HEAD, rounding, *sources, end])
