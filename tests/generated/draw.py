@@ -21,6 +21,8 @@ LARGE = {  # batches, sizes and channels of models whose step takes megabytes
 }
 EXACT = ("recompute", "lean", "offload")
 ROUNDING = ("chunk", "16-bit", "8-bit", "4-bit")
+_MOST_LAYERS = 6  # beside those that others hold
+_MOST_COMPILED_LAYERS = 3  # each has several kernels, of which each takes seconds
 _RARE = {
     "question": 0.2,
     "transformed function": 0.4,
@@ -39,14 +41,16 @@ def draw(seed: int, kernels: str = "eager") -> Spec:
     """A training run; the same for the same seed, whatever ran before."""
     assert FAMILIES  # which fill the table of layers
     rng = random.Random(seed)
-    model = _model(rng)
+    model = _model(rng, _MOST_LAYERS if kernels == "eager" else _MOST_COMPILED_LAYERS)
     return Spec(seed=seed, model=model, loop=_loop(rng, model), fit=_fit(rng, kernels))
 
 
-def _model(rng: random.Random) -> ModelSpec:
+def _model(rng: random.Random, most_layers: int) -> ModelSpec:
     domain = rng.choice(DOMAINS)
     amount = rng.random()
-    layers, _ = _layers(rng, {"tokens": "sequence", "bags": "rows"}.get(domain, domain), rng.randint(1, 6), depth=0)
+    layers, _ = _layers(
+        rng, {"tokens": "sequence", "bags": "rows"}.get(domain, domain), rng.randint(1, most_layers), depth=0
+    )
     batch, size, channels = _sizes(rng, domain, large=amount < 0.15, wide=amount < 0.4)
     return ModelSpec(
         domain=domain,

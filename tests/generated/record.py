@@ -63,8 +63,23 @@ class Record:
             "estimates": _errors([(each.estimated_bytes, each.eager_bytes) for each in outcomes]),
             "predictions": _errors([(each.predicted_bytes, each.peak_bytes) for each in outcomes]),
             "estimates off": sum(each.kind == ESTIMATE for each in outcomes),
+            **_of_kernels(outcomes),
             "median seconds of planning": _median([each.plan_seconds for each in outcomes]),
         }
+
+
+def _of_kernels(outcomes: list[Outcome]) -> dict[str, Any]:
+    """How many compiled kernels ran, if there were any, and how far their models came from eager's numbers."""
+    having = [each for each in outcomes if each.kernels]
+    if not having:
+        return {}
+    differences = sorted(each.far for each in having)
+    return {
+        "models with compiled kernels": len(having),
+        "compiled kernels": sum(each.kernels for each in having),
+        "rejected kernels": sum(each.rejected for each in outcomes),
+        "differences": {"median": float(f"{_median(differences):.2g}"), "largest": float(f"{differences[-1]:.2g}")},
+    }
 
 
 def _errors(pairs: list[tuple[int | None, int | None]]) -> dict[str, float]:

@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 from collections.abc import Iterator
 
-from generated import build, layer, loops, losses, oracle, specs
+from generated import build, compiled, exact, layer, loops, losses, oracle, specs
 from generated.layer import LAYERS
 from generated.oracle import Outcome, outcome_of
 from generated.specs import FitSpec, LayerSpec, LoopSpec, ModelSpec, Spec
@@ -95,6 +95,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, NamedTuple
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -103,9 +104,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import memfit
+from memfit import ways
+from memfit.capture import runs
+from memfit.ops.stretch import Stretch
 from memfit.measure.peak import measure_peak
 '''
 
@@ -115,7 +120,7 @@ def script_of(spec: Spec) -> str:
     kinds = set(_kinds(spec.model.layers))
     modules = {inspect.getmodule(LAYERS[kind]) for kind in kinds}
     families = sorted((each for each in modules if each is not None), key=lambda each: each.__name__)
-    sources = [_own_source(each) for each in (specs, layer, losses, *families, build, loops, oracle)]
+    sources = [_own_source(each) for each in (specs, layer, losses, *families, build, loops, compiled, exact, oracle)]
     rounding = 'ROUNDING = ("chunk", "16-bit", "8-bit", "4-bit")'
     end = f"SPEC = Spec.from_json({spec.to_json()!r})\nprint(outcome_of(SPEC))"
     return "\n\n".join([_HEAD, rounding, *sources, end])

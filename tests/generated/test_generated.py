@@ -12,7 +12,7 @@ from generated.draw import draw
 from generated.oracle import CRASH, DIFFERENT, EQUAL, INVALID, REFUSED, SOUND, Outcome, outcome_of
 from generated.record import Record
 from generated.shrink import script_of, shrink
-from generated.specs import FitSpec, LayerSpec, ModelSpec, Spec
+from generated.specs import FitSpec, LayerSpec, LoopSpec, ModelSpec, Spec
 
 FAST = range(60)
 SLOW = range(10_000, 10_200)
@@ -89,3 +89,12 @@ def test_a_record_goes_on_where_it_stood_also_behind_a_line_that_was_cut_off(tmp
     again.add(Outcome(seed=4, kind=INVALID))
     again.save()
     assert '"models": 3' in path.read_text(encoding="utf-8")
+
+
+def test_generated_models_run_compiled_kernels_however_small(one_thread: None) -> None:
+    """What a softmax adds up to is one, so that gradients are what rounding leaves, in eager as well."""
+    model = ModelSpec(domain="rows", batch=16, layers=(LayerSpec("softmax", {"how": "softmax"}),))
+    spec = Spec(seed=1, model=model, loop=LoopSpec(loss="sum"), fit=FitSpec(budget=0.9, kernels="inductor"))
+    outcome = outcome_of(spec)
+    assert (outcome.kind, outcome.rejected) == (EQUAL, 0)
+    assert outcome.kernels > 0
