@@ -138,8 +138,8 @@ def _own_source(module: object) -> str:
     start = next(number for number, line in enumerate(lines) if line.startswith("import ") or line.startswith("from "))
     kept, inside = [], False
     for line in lines[start:]:
-        if inside or line.startswith(("import ", "from ")):
+        if inside or line.startswith(("import ", "from ", "FAMILIES")):
             inside = line.endswith("(") or (inside and line != ")")
-        elif not line.startswith("FAMILIES"):
+        else:
             kept.append(line)
     return "\n".join(kept).strip()
