@@ -96,11 +96,17 @@ def outcome_of(spec: Spec) -> Outcome:
     return outcome
 
 
+def run_plainly(spec: Spec) -> tuple[nn.Module, list[dict[str, torch.Tensor | None]], int]:
+    """The model, what its plain steps left, and their peak."""
+    model = _seeded(spec)
+    return model, list(train(spec, model)), _peak_bytes(spec, model)
+
+
 def _compare(spec: Spec, outcome: Outcome, said: list[Any]) -> None:
-    eager = _seeded(spec)
     try:
-        expected = list(train(spec, eager))
-        outcome.eager_bytes = _peak_bytes(spec, eager)
+        eager, expected, outcome.eager_bytes = run_plainly(spec)
+    except _Ended:
+        raise
     except Exception as error:
         raise _without_eager(spec, error) from error
     planned = _seeded(spec)
