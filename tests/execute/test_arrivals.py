@@ -67,3 +67,28 @@ def test_two_calls_in_one_step_each_know_their_own() -> None:
         assert own.grad is not None
         assert planned.grad is not None
         assert torch.equal(own.grad, planned.grad)
+
+
+@pytest.mark.parametrize("kernels", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_model_fitted_with_a_sum_trains_by_any_other_loss(turned: bool, kernels: str) -> None:
+    """See Note [Another loss]: the backward pass of a sum reads one number of the gradient."""
+    torch.manual_seed(0)
+
+    class Turned(nn.Sequential):
+        def forward(self, batch: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = super().forward(batch)
+            return made.unflatten(1, (2, 2)).transpose(0, 1).flatten(1) if turned else made
+
+    plain = Turned(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+    fitted = Turned(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 4))
+    fitted.load_state_dict(plain.state_dict())
+    batch = torch.randn(32, 16)
+    memfit.fit(fitted, batch, "smallest", loss=lambda model, x: model(x).sum(), kernels=kernels, progress=False)
+    for loss in (torch.sum, lambda output: output.square().mean(), torch.sum, torch.mean):
+        for model in (plain, fitted):
+            model.zero_grad()
+            loss(model(batch)).backward()
+        for one, other in zip(plain.parameters(), fitted.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad)
+    assert memfit.captures_of(fitted).count == 1

@@ -1,4 +1,4 @@
-"""Backward passes in which some outputs of a captured call get no gradient.
+"""Backward passes for the gradients that arrive: of some outputs alone, or not as the loss that was told makes them.
 
 Note [No gradient is not zero]
     Where a loss takes one output of two, autograd gives the other none, and parameters behind it alone keep None. Torch
@@ -6,6 +6,12 @@ Note [No gradient is not zero]
     decay them. So it is noted which gradients have arrived, and for every set of them there is a backward graph of its
     own: what depends only on gradients that have not arrived is not computed; where it would be added to something,
     that stays as it is; other operators that read it get zeros, as in the eager run.
+
+Note [Another loss]
+    A backward pass that starts from one number, expanded (Note [Gradients of outputs] in
+    `capture/gradient_layouts.py`), reads that number alone. Who trains by another loss than `fit` was told of hands
+    over a gradient of other numbers. So it is noted what has arrived, and such a gradient is read whole, by a backward
+    graph of its own.
 """
 
 import threading
@@ -16,26 +22,33 @@ import torch
 from torch import fx
 
 from memfit import _torch
+from memfit.capture.gradient_layouts import axes_of
 from memfit.capture.trace import Joint
 from memfit.errors import ExecutionError
 from memfit.execute.codegen import generate
 
-Boxed = Callable[[list[Any]], list[Any]]
-Arrived = frozenset[int]  # outputs that got a gradient
+Boxed = Callable[[list[Any]], list[Any]]  # empties the list it is given
+Outputs = frozenset[int]  # by place
 
 _ABSENT = object()
 
 
 class Arrivals:
-    """Runs the backward graph of a call for the gradients that arrive, see Note [No gradient is not zero]."""
+    """Runs the backward graph of a call for the gradients that arrive, see the Notes above."""
 
     def __init__(self, joint: Joint, first: int) -> None:
         """Autograd counts the outputs that may get gradients from `first` on."""
         self._outputs = joint.differentiated
+        self._of_one_number = frozenset(each for each in self._outputs if _starts_from_one(joint, each))
         self._first = first
-        self._all = frozenset(self._outputs)
         self._asks_for_none = joint.late.asks_for_none
         self._now = threading.local()
+
+    @classmethod
+    def of(cls, joint: Joint, first: int) -> "Arrivals | None":
+        """Return what looks at the gradients of a call; None if they can only arrive in one way."""
+        arrivals = cls(joint, first)
+        return arrivals if len(joint.differentiated) > 1 or arrivals._of_one_number else None
 
     def watch(self, output: torch.Tensor) -> None:
         """Note what arrives in the backward pass behind an output."""
@@ -45,18 +58,25 @@ class Arrivals:
 
     def _note(self, gradients: tuple[torch.Tensor | None, ...]) -> None:
         # Called right before the backward pass itself, by the same thread.
-        self._now.arrived = frozenset(each for each in self._outputs if gradients[self._first + each] is not None)
+        arrived = {each: gradients[self._first + each] for each in self._outputs}
+        missing = frozenset(each for each, gradient in arrived.items() if gradient is None)
+        whole = {
+            each for each, gradient in arrived.items() if each in self._of_one_number and not _is_one_number(gradient)
+        }
+        self._now.seen = missing, frozenset(whole)
 
     def compiled(self, graph: fx.Graph) -> Boxed:
         """A backward graph as a function."""
-        functions = {self._all: generate(graph)}
+        nothing: Outputs = frozenset()
+        functions = {(nothing, nothing): generate(graph)}
 
         def run(arguments: list[Any]) -> list[Any]:
-            arrived = self._now.__dict__.pop("arrived", self._all)
-            if arrived not in functions:
-                self._check_zeros()
-                functions[arrived] = generate(_without(graph, self._all - arrived))
-            return functions[arrived](arguments)
+            missing, whole = self._now.__dict__.pop("seen", (nothing, nothing))
+            if (missing, whole) not in functions:
+                if missing:
+                    self._check_zeros()
+                functions[missing, whole] = generate(_read_whole(_without(graph, missing), whole))
+            return functions[missing, whole](arguments)
 
         run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows
         return run
@@ -70,7 +90,44 @@ class Arrivals:
             )
 
 
-def _without(graph: fx.Graph, missing: Arrived) -> fx.Graph:
+def _is_one_number(gradient: torch.Tensor | None) -> bool:
+    """Return whether a gradient is one number, expanded, or none at all."""
+    return gradient is None or axes_of(gradient) == ()
+
+
+def _starts_from_one(joint: Joint, output: int) -> bool:
+    return output < len(joint.starts) and joint.starts[output] == ()
+
+
+def _read_whole(graph: fx.Graph, outputs: Outputs) -> fx.Graph:
+    """Return a backward graph that reads all numbers of some gradients, see Note [Another loss]."""
+    expanded = torch.ops.aten.expand.default
+    for tangent in [node for node in graph.nodes if _output_of(node) in outputs]:
+        one = tangent
+        while len(one.users) == 1 and (user := next(iter(one.users))).target is torch.ops.aten.select.int:
+            one = user
+        if one is tangent or any(user.target is not expanded for user in one.users):
+            raise ExecutionError(_ANOTHER_LOSS)
+        for user in list(one.users):
+            user.replace_all_uses_with(tangent)
+    for node in graph.nodes if outputs else ():
+        if node.target is torch.ops.aten.view.default:  # of what is expanded there are more views
+            node.target = torch.ops.aten.reshape.default
+    graph.eliminate_dead_code(is_impure_node=lambda node: node.op in ("placeholder", "output") or not _is_one(node))
+    return graph
+
+
+def _is_one(node: fx.Node) -> bool:
+    return node.target in (torch.ops.aten.select.int, torch.ops.aten.expand.default)
+
+
+_ANOTHER_LOSS = (
+    "the loss that was trained with is another than the one that fit was told of: that one is a sum of the model's "
+    "output, whose gradient is one number; fit again with the loss that you train with, or without a loss"
+)
+
+
+def _without(graph: fx.Graph, missing: Outputs) -> fx.Graph:
     """A backward graph without the gradients of some outputs."""
     made = fx.Graph(graph.owning_module)
     values: dict[fx.Node, Any] = {}

@@ -59,7 +59,7 @@ class CompiledCall:
         self.guards = joint.guards
         self.changes_only_buffers = not joint.changes_arguments and not joint.changes_parameters
         places = _torch.result_places(joint.export)
-        self._arrivals = Arrivals(joint, places.start) if len(joint.differentiated) > 1 else None
+        self._arrivals = Arrivals.of(joint, places.start)
         self._is_explained = False
         self._order = GradientOrder(joint)
         self._numbers = joint.numbers if joint.numbers.found else None
