@@ -184,6 +184,28 @@ def test_where_nothing_fits_a_call_on_fewer_rows_is_learned_from(cache: CostCach
     assert list(cache.load()) == [call]
 
 
+def test_what_a_call_would_take_is_told_by_the_same_call_on_fewer_rows(cache: CostCache) -> None:
+    """A convolution in float64 unfolds its input: nine times as much with nine elements in the kernel."""
+    images = torch.zeros(8, 4, 16, 16, dtype=torch.float64)
+    calls = [
+        encode(
+            aten.convolution.default,
+            (images, torch.zeros(4, 4, size, size).double(), None, [1, 1], [size // 2] * 2, [1, 1], False, [0, 0], 1),
+            {},
+        )
+        for size in (1, 3)
+    ]
+    small, big = measured_costs(calls, device="cpu", cache=cache).values()
+    assert big.workspace_bytes > 4 * small.workspace_bytes
+    room_bytes = 3 * images.nbytes + big.workspace_bytes // 12
+    empty = CostCache("empty", cache.path.parent)
+    made_bytes = dict.fromkeys(calls, images.nbytes)
+    found = measured_costs(calls, device="cpu", cache=empty, room_bytes=room_bytes, made_bytes=made_bytes)
+    assert found[calls[1]].is_bound
+    assert not found[calls[0]].is_bound
+    assert found[calls[1]].workspace_bytes == pytest.approx(big.workspace_bytes, rel=0.3)
+
+
 def test_an_operator_of_which_nothing_fits_takes_as_much_as_it_reads_and_makes(cache: CostCache) -> None:
     call = encode(aten.relu.default, (torch.zeros(2**10),), {})
     cost = measured_costs([call], device="cpu", cache=cache, room_bytes=2**10, made_bytes={call: 2**12})[call]

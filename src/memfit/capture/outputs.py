@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from memfit.errors import InvalidInput, first_line
+from memfit.errors import InvalidInput, InvalidModel, first_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,3 +213,11 @@ def differentiated(tensors: Sequence[torch.Tensor], backward_from: str) -> tuple
     if backward_from == "auto" and len(scalars) == 1:
         return tuple(scalars)
     return tuple(requiring)
+
+
+def without_gradient(name: str) -> InvalidModel:
+    """Say of a model that there is nothing to differentiate."""
+    return InvalidModel(
+        f"no output of {name} requires a gradient, so there is nothing to differentiate; check for detach(), no_grad() "
+        "or frozen parameters on the way to the output"
+    )

@@ -18,7 +18,7 @@ from torch import nn
 from memfit.accelerator import accelerators_of, generator_states, generators_kept
 from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.hooks import run_without_hooks
-from memfit.capture.outputs import differentiated, take_apart
+from memfit.capture.outputs import differentiated, take_apart, without_gradient
 from memfit.capture.sample import Sample
 from memfit.capture.state import Keep, State, copied
 
@@ -89,6 +89,8 @@ def differentiate(
     tensors, _ = take_apart(outputs.pop())
     starts = [tensors[index] for index in differentiated(tensors, backward_from)]
     del tensors
+    if not starts:
+        raise without_gradient("the model")
     loss = starts[0] if len(starts) == 1 and starts[0].dim() == 0 else _Loss.apply(seed, *starts)
     if before_backward is not None:
         before_backward()

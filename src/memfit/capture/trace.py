@@ -27,7 +27,7 @@ from memfit.capture.hooks import hooks_left_out
 from memfit.capture.late_reads import LateReads
 from memfit.capture.layout import ChannelsLast, lies_channels_last
 from memfit.capture.numbers import Numbers
-from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
+from memfit.capture.outputs import OutputTemplate, differentiated, take_apart, without_gradient
 from memfit.capture.reads import Reads
 from memfit.capture.real_layouts import real_layouts
 from memfit.capture.record import ANNOTATION, ModuleStack, Recorder
@@ -37,7 +37,7 @@ from memfit.capture.snapshot import Snapshot
 from memfit.capture.state import draws_put_back
 from memfit.capture.states import buffers_by_place, keep_buffers, state_names, states_of_calls, tied_name
 from memfit.collecting import collected_later
-from memfit.errors import CaptureError, InvalidInput, InvalidModel, MemfitError, first_line
+from memfit.errors import CaptureError, InvalidInput, MemfitError, first_line
 from memfit.ops.number import NotFollowed
 from memfit.tensors import tensors_in
 
@@ -280,10 +280,7 @@ class _Subject(nn.Module):
             tensors = [each.contiguous() if lies_channels_last(each) else each for each in tensors]
         self.differentiated = differentiated(tensors, self._backward_from)
         if not self.differentiated:
-            raise InvalidModel(
-                f"no output of {type(self.model).__name__} requires a gradient, so there is nothing to "
-                "differentiate; check for detach(), no_grad() or frozen parameters on the way to the output"
-            )
+            raise without_gradient(type(self.model).__name__)
         if self._outputs == "loss":
             self.template = self.template.only(self.differentiated)
             tensors = [tensors[index] for index in self.differentiated]

@@ -185,7 +185,12 @@ def make_region_planner(model: nn.Module, sample: Sample, recipe: Recipe, error:
     start = time.monotonic()
     if not could_be_in_regions(model, sample, recipe):
         raise error
-    eager = eager_step(model, sample, recipe)
+    try:
+        eager = eager_step(model, sample, recipe)
+    except CaptureError as reason:
+        raise type(error)(
+            f"{error}. Nor can parts of it be: {reason}", module=error.module, source=error.source
+        ) from reason
     assert eager.peak_bytes is not None
     least_bytes = int(_LEAST_SHARE * (eager.peak_bytes - eager.resident_bytes))
     limit_bytes = limit_of(eager, recipe, device_of(model))
