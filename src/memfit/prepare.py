@@ -139,8 +139,8 @@ def traced_for(model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: 
         "channels_last": recipe.channels_last,
     }
     elsewhere = capability_elsewhere(model, recipe.device)
-    with operators_of(elsewhere), traced(model, sample, **options) as joint:
-        starts = gradient_starts(recipe.loss, model, sample, joint)
+    with operators_of(elsewhere), traced(model, sample, **options, starts=recipe.starts) as joint:
+        starts = () if recipe.starts else gradient_starts(recipe.loss, model, sample, joint)
         if not starts:
             yield joint
             return

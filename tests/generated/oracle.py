@@ -254,7 +254,7 @@ def _own_rounding(spec: Spec, eager: dict[str, torch.Tensor | None]) -> float:
 def _gradients(seen: dict[str, torch.Tensor | None]) -> Iterator[torch.Tensor]:
     for name, each in seen.items():
         if name.startswith(_GRADIENT) and each is not None and each.numel():
-            yield each.detach().double().nan_to_num()
+            yield _dense(each.detach()).double().nan_to_num()
 
 
 def difference(one: torch.Tensor | None, other: torch.Tensor | None, scale: float = 0.0) -> float:
@@ -264,8 +264,9 @@ def difference(one: torch.Tensor | None, other: torch.Tensor | None, scale: floa
     """
     if one is None or other is None:
         return 0.0 if one is other else float("inf")
-    if one.dtype != other.dtype or one.shape != other.shape:
+    if (one.dtype, one.shape, one.layout) != (other.dtype, other.shape, other.layout):
         return float("inf")
+    one, other = _dense(one), _dense(other)
     if one.numel() == 0 or torch.equal(one, other):
         return 0.0
     one, other = one.double(), other.double()
@@ -273,6 +274,10 @@ def difference(one: torch.Tensor | None, other: torch.Tensor | None, scale: floa
         return float("inf")
     one, other = one.nan_to_num(), other.nan_to_num()
     return float((one - other).abs().max() / one.abs().max().clamp(min=max(scale, 1e-30)))
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_dense() if tensor.is_sparse else tensor
 
 
 def _knows_loss(spec: Spec) -> bool:

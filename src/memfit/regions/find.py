@@ -9,7 +9,7 @@ Note [Which parts]
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from memfit.capture.autocast import autocast_state
 from memfit.capture.calls import NotedCall, noted_calls
+from memfit.capture.gradient_layouts import Starts
 from memfit.capture.hooks import check_no_inner_hooks
 from memfit.capture.sample import Sample
 from memfit.capture.spilled import SpillFile
@@ -62,6 +63,7 @@ class Region:
     sample: Sample  # what it is called with, without its memory
     calls: int  # in one step
     graph: Graph
+    starts: Starts  # how gradients of what it returns come
     kind: Kind
     marked: MarkedCall  # runs the baseline, and tells when
 
@@ -90,7 +92,8 @@ def find_regions(
     """
     rest = None if limit_bytes is None else Rest.of(model, sample, limit_bytes)
     with SpillFile() if spills else contextlib.nullcontext() as file:
-        calls = noted_calls(model, sample, backward_from=recipe.backward_from, file=file)
+        loss = known_loss(recipe)
+        calls = noted_calls(model, sample, backward_from=recipe.backward_from, file=file, loss=loss)
         search = RegionSearch(model, calls, region_recipe(recipe), least_bytes, rest=rest, must_fit=spills)
         search.left_eager[""] = str(error)
         search.look_into("", model)
@@ -132,6 +135,12 @@ def region_recipe(recipe: Recipe) -> Recipe:
         keep=(),
         report=None,
     )
+
+
+def known_loss(recipe: Recipe) -> tuple[Callable[[Any, Any], Any], Any] | None:
+    """Return the loss outside of the model with its batch, if it can be run."""
+    loss = recipe.loss
+    return None if loss is None or loss.function is None else (loss.function, loss.batch)
 
 
 def regions_digest(digests: dict[str, str]) -> str:
@@ -195,9 +204,9 @@ class RegionSearch:
 
     def _captured(self, path: str, module: nn.Module, calls: list[NotedCall]) -> str:
         """Add a region, or say why not."""
-        sample = calls[0].sample
+        sample, starts = calls[0].sample, calls[0].starts
         check_no_inner_hooks(module)
-        with traced(module, sample, backward_from="all", with_hooks=False) as joint:
+        with traced(module, sample, backward_from="all", with_hooks=False, starts=starts) as joint:
             reason = next(_inexact(module, joint), "")
             if reason:
                 return reason
@@ -216,6 +225,7 @@ class RegionSearch:
                 sample=_without_memory(sample),
                 calls=len(calls),
                 graph=graph,
+                starts=starts,
                 kind=kind,
                 marked=marked,
             )
@@ -279,6 +289,8 @@ def _refusals(module: nn.Module, calls: list[NotedCall]) -> Iterator[str]:
         yield "what it is given, or a parameter of it, is used several times inside and later outside"
     if any(call.reached < call.returned for call in calls):
         yield "no gradient reaches some of what it returns"
+    if any(call.starts != calls[0].starts for call in calls):
+        yield "gradients of what it returns are laid out in different ways from call to call"
     if len({kind_of_arguments(call.sample.args, dict(call.sample.kwargs)) for call in calls}) > 1:
         yield "it is called with arguments of different kinds in one step"
 

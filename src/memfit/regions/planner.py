@@ -291,9 +291,8 @@ def _options(region: Region, programs: Sequence[_Found]) -> list[Option]:
 def _region_plan(region: Region, found: _Found, recipe: Recipe) -> Plan:
     kind = region.kind
     solution = dataclasses.replace(found.solution, bound_us=min(0.0, found.solution.expansion.extra_us))
-    return write_plan(
-        region.module, region.sample, kind.planner, kind.prepared, region_recipe(recipe), solution, None, 0.0
-    )
+    recipe = dataclasses.replace(region_recipe(recipe), starts=region.starts)
+    return write_plan(region.module, region.sample, kind.planner, kind.prepared, recipe, solution, None, 0.0)
 
 
 def _whole_fates(plans: dict[str, Plan]) -> Iterator[Fate]:
