@@ -154,11 +154,13 @@ __all__ = [
     "failures_unlogged",
     "fake_results_through",
     "first_operator",
+    "forget_real_tensors",
     "fresh_kernel_cache",
     "function_modes",
     "functions_named",
     "graph_module",
     "hooks_registered",
+    "is_batched",
     "is_plain",
     "is_transformed",
     "keeps_graph",
@@ -189,6 +191,12 @@ keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 def is_transformed() -> bool:
     """Return whether a transform of `torch.func` is running."""
     return _transform_level() is not None
+
+
+def is_batched(tensors: Sequence[Any]) -> bool:
+    """Return whether some tensors stand for several ones, as in `torch.autograd.grad(..., is_grads_batched=True)`."""
+    kinds = (torch._C._functorch.is_batchedtensor, torch._C._functorch.is_legacy_batchedtensor)
+    return any(isinstance(each, torch.Tensor) and any(kind(each) for kind in kinds) for each in tensors)
 
 
 _ATTENTION_GETTERS = (
@@ -335,6 +343,18 @@ def _logs_graphs() -> bool:
     """Whether torch was told to log graphs: else writing them as text is a fifth of the time of `compile_joint`."""
     heard = any(each.isEnabledFor(logging.INFO) for each in (aot_graphs_log, aot_joint_log))
     return heard or bool({"TORCH_TRACE", "TORCH_DTRACE"} & {*os.environ})
+
+
+def forget_real_tensors(joint: JointWithDescriptors) -> None:
+    """Let go of the real tensors that a trace has fake ones of: who holds them weakly cannot swap them."""
+    values = [node.meta.get("val") for node in joint.graph_module.graph.nodes if node.op == "placeholder"]
+    mode = detect_fake_mode(values)
+    if mode is not None:
+        converter = mode.fake_tensor_converter.meta_converter
+        converter.tensor_memo.clear()
+        converter.storage_memo.clear()
+        converter.describer.lookup_tensor.clear()
+        converter.describer.lookup_storage.clear()
 
 
 def keywords_of(joint: JointWithDescriptors) -> list[str]:

@@ -18,7 +18,7 @@ from memfit import _torch
 from memfit._memory_events import MemoryRecorder
 from memfit.alone import alone, others_run
 from memfit.capture.autocast import autocast, autocast_state
-from memfit.capture.borders import places_of_inner, used_again
+from memfit.capture.borders import places_of_inner, uses_of
 from memfit.capture.diagnose import explain
 from memfit.capture.effects import Effect
 from memfit.capture.gradient_layouts import Starts, starting_in, take_out_copies
@@ -35,7 +35,7 @@ from memfit.capture.refusals import Refusals, check_no_attributes, refusing
 from memfit.capture.sample import Sample, check_sample
 from memfit.capture.snapshot import Snapshot
 from memfit.capture.state import draws_put_back
-from memfit.capture.states import buffers_by_place, keep_buffers, state_names, states_of_calls, tied_name
+from memfit.capture.states import buffers_by_place, keep_buffers, state_names, states_of_calls
 from memfit.collecting import collected_later
 from memfit.errors import CaptureError, InvalidInput, InvalidModel, MemfitError, first_line
 from memfit.ops.number import NotFollowed
@@ -60,7 +60,7 @@ class Joint:
     numbers: Numbers = dataclasses.field(default_factory=Numbers)  # that calls take anew
     starts: Starts = ()  # layouts of the gradients of outputs, where they are not those of the outputs
     state_names: tuple[str, ...] = ()  # of parameters, then of buffers, as calls are given them
-    used_again: str = ""  # a parameter that is used several times, if there is one
+    uses: tuple[tuple[int, ...], ...] = ()  # by place of what calls are given: when it was used, in ascending numbers
     inner: tuple[int, ...] = ()  # outputs that others are computed from
     late: LateReads = dataclasses.field(default_factory=LateReads)  # what runs in the backward pass reads
     arrivals: tuple[int, ...] = ()  # states and arguments, by place, in the order in which they get their gradients
@@ -134,6 +134,7 @@ def traced(
         joint = _export(stack, subject, _as_fake_as(model, sample))
         subject.reads.restore()
         snapshot.restore()  # torch puts back what it traced with by name, which forgets parts that have two
+        stack.callback(_torch.forget_real_tensors, joint.export)
         yield dataclasses.replace(joint, seconds=time.monotonic() - start)
 
 
@@ -195,7 +196,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         starts=subject.starts,
         late=subject.late,
         inner=subject.inner,
-        used_again=subject.used_again,
+        uses=subject.uses,
         arrivals=tuple(subject.arrivals),
         state_names=tuple(state_names(subject.model)),
     )
@@ -239,8 +240,7 @@ class _Subject(nn.Module):
         self.arrivals: list[int] = []
         self.late = LateReads()
         self.inner: tuple[int, ...] = ()
-        self.used_again = ""
-        self._tied = tied_name(model)
+        self.uses: tuple[tuple[int, ...], ...] = ()
         self._traces = 0
         self.training = model.training
 
@@ -293,7 +293,7 @@ class _Subject(nn.Module):
         self.differentiated += tuple(place for place, each in zip(places, left, strict=True) if each.requires_grad)
         tensors += left
         self.inner = tuple(places_of_inner(tensors))
-        self.used_again = self._tied or next(used_again(tensors, dict(self.model.named_parameters())), "")
+        self.uses = tuple(uses_of(tensors, given))
         self.numbers.follow()  # functions of the backward pass may read them, too
         self.undifferentiated = tuple(
             index for index, tensor in enumerate(tensors) if tensor.requires_grad and index not in self.differentiated

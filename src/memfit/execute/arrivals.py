@@ -18,7 +18,7 @@ from torch import fx
 from memfit import _torch
 from memfit.capture.trace import Joint
 from memfit.errors import ExecutionError
-from memfit.execute.codegen import generate
+from memfit.execute.sums import zeros_of
 
 Boxed = Callable[[list[Any]], list[Any]]
 Arrived = frozenset[int]  # outputs that got a gradient
@@ -47,7 +47,7 @@ class Arrivals:
         # Called right before the backward pass itself, by the same thread.
         self._now.arrived = frozenset(each for each in self._outputs if gradients[self._first + each] is not None)
 
-    def compiled(self, graph: fx.Graph) -> Boxed:
+    def compiled(self, graph: fx.Graph, generate: Callable[[fx.Graph], Boxed]) -> Boxed:
         """A backward graph as a function."""
         functions = {self._all: generate(graph)}
 
@@ -109,11 +109,6 @@ def _zeros(made: fx.Graph, node: fx.Node) -> fx.Node:
     zeros = made.call_function(zeros_of, arguments)
     zeros.meta["val"] = value
     return zeros
-
-
-def zeros_of(shape: list[int], stride: list[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Stand for a gradient that has not arrived."""
-    return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
 
 
 def _output_of(node: fx.Node) -> int | None:

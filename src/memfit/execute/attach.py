@@ -35,7 +35,9 @@ from torch.utils import _pytree as pytree
 from memfit import _torch
 from memfit.capture.guards import Place
 from memfit.capture.numbers import following
-from memfit.errors import ExecutionError, InfeasibleBudget, InvalidInput, MemfitError
+from memfit.capture.rehearse import nothing_remains
+from memfit.capture.sample import cut_off
+from memfit.errors import CaptureError, ExecutionError, InfeasibleBudget, InvalidInput, MemfitError
 from memfit.execute.call import Call
 from memfit.execute.differences import difference
 from memfit.execute.kinds import LastCall, attributes_on, kind_of_call, parts_of, requires_grad
@@ -197,7 +199,12 @@ class PlannedForward:
         if call is None:
             why = self._why(kind, modules, leaves)
             followed = self._following(args, kwargs, of_kind)
-            call = followed or self._captured(args, kwargs, why)
+            try:
+                call = followed or self._captured(args, kwargs, why)
+            except CaptureError:
+                if not self._fails_by_itself(args, kwargs):
+                    raise
+                return self.original(*args, **kwargs)  # raises what the loop may be waiting for
             self.calls[kind] = [*of_kind[-_MOST_OF_A_KIND:], call]
             if followed is None:
                 self._advise(why)
@@ -281,6 +288,22 @@ class PlannedForward:
             raise error.after(f"This call of {type(self._model).__name__} is of a new kind ({why})") from error
         self.capture_s += time.monotonic() - start
         return call
+
+    def _fails_by_itself(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether the original forward raises an error of its own; nothing of that run remains."""
+        try:
+            with (
+                removed(self._model),
+                self._without_wrappers(),
+                torch.no_grad(),
+                nothing_remains(self._model, cut_off(args, kwargs)),
+            ):
+                self.original(*args, **kwargs)
+        except MemfitError as error:  # of a model with hooks, which are left out
+            return error.__cause__ is not None and not isinstance(error.__cause__, MemfitError)
+        except Exception:
+            return True
+        return False
 
     def _advise(self, why: str) -> None:
         """Say once what to do about calls that are captured again and again."""
