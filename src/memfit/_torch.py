@@ -117,12 +117,13 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.autograd import forward_ad
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
 from torch.utils.hooks import RemovableHandle
 
@@ -148,6 +149,7 @@ __all__ = [
     "decomposed",
     "default_store",
     "detect_fake_mode",
+    "dispatch_modes",
     "eager_dispatch",
     "explained_backward",
     "export_joint",
@@ -189,8 +191,8 @@ keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 def is_transformed() -> bool:
-    """Return whether a transform of `torch.func` is running."""
-    return _transform_level() is not None
+    """Return whether a transform of `torch.func` is running, or derivatives are taken forwards."""
+    return _transform_level() is not None or forward_ad._current_level >= 0
 
 
 def is_batched(tensors: Sequence[Any]) -> bool:
@@ -224,6 +226,12 @@ def function_modes() -> list[Any]:
     count = torch._C._len_torch_function_stack()
     modes = [torch._C._get_function_stack_at(place) for place in range(count)]
     return [mode for mode in modes if not isinstance(mode, DeviceContext)]
+
+
+def dispatch_modes() -> list[Any]:
+    """Return the modes of others that see the operators that run."""
+    modes: list[Any] = _get_current_dispatch_mode_stack()
+    return [mode for mode in modes if not type(mode).__module__.startswith("memfit.")]
 
 
 def explained_backward(result: torch.Tensor, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

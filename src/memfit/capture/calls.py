@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from memfit.capture.autocast import Autocast, autocast_state
 from memfit.capture.borders import Edge, Uses, all_uses, are_added_otherwise, edges_of, uses_inside
+from memfit.capture.gradient_layouts import Axes, Starts, axes_of
 from memfit.capture.outputs import take_apart
 from memfit.capture.rehearse import nothing_remains, step
 from memfit.capture.sample import Sample, cut_off
@@ -39,6 +40,7 @@ class NotedCall:
     reached: int = 0  # of them by a gradient
     overwritten: bool = False  # what it was given or returned was changed in place before the backward pass
     adds_otherwise: bool = False  # gradients would be added in another order, see `borders.py`
+    starts: Starts = ()  # how gradients of what it returned came, see `gradient_layouts.py`
 
     @property
     def sample(self) -> Sample:
@@ -127,8 +129,11 @@ class _Notes:
         if not call.with_gradients:
             return
 
-        def reached(_gradient: torch.Tensor) -> None:
+        def reached(place: int, usual: Axes | None, gradient: torch.Tensor) -> None:
             call.reached += 1
+            axes = axes_of(gradient)
+            if axes != usual:
+                call.starts = (*call.starts[:place], axes, *call.starts[place + 1 :])
 
         try:
             tensors, _ = take_apart(output)
@@ -137,10 +142,11 @@ class _Notes:
             return
         self._watch(call, [tensor.detach() for tensor in tensors])
         self._look_at_border(module, call, given, edges_of(tensors))
-        for tensor in tensors:
+        call.starts = (None,) * len(tensors)
+        for place, tensor in enumerate(tensors):
             if tensor.requires_grad:
                 call.returned += 1
-                tensor.register_hook(reached)
+                tensor.register_hook(functools.partial(reached, place, axes_of(tensor)))
 
     def _look_at_border(self, module: nn.Module, call: NotedCall, given: list[Edge], outputs: list[Edge]) -> None:
         """Count uses inside a part; when the model itself returns, compare them with all there are."""

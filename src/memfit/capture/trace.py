@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from memfit import _torch
 from memfit._memory_events import MemoryRecorder
 from memfit.alone import alone, others_run
+from memfit.capture.arguments import GivenContainers, as_given
 from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.borders import places_of_inner, uses_of
 from memfit.capture.diagnose import explain
@@ -128,7 +129,7 @@ def traced(
         stack.enter_context(draws_put_back(model, sample))
         snapshot = Snapshot(model)
         stack.callback(snapshot.restore)
-        subject = _Subject(model, snapshot, backward_from, with_hooks, outputs, channels_last, starts, runs)
+        subject = _Subject(model, sample, snapshot, backward_from, with_hooks, outputs, channels_last, starts, runs)
         stack.callback(subject.reads.restore)
         stack.callback(subject.numbers.restore)
         joint = _export(stack, subject, _as_fake_as(model, sample))
@@ -208,6 +209,7 @@ class _Subject(nn.Module):
     def __init__(
         self,
         model: nn.Module,
+        sample: Sample,
         snapshot: "Snapshot",
         backward_from: str,
         with_hooks: bool,
@@ -218,6 +220,7 @@ class _Subject(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
+        self._sample = sample
         self._snapshot = snapshot
         self._with_hooks = with_hooks
         self.module_stack = ModuleStack(model)
@@ -228,6 +231,7 @@ class _Subject(nn.Module):
         self.copied: tuple[int, ...] = ()  # outputs that are traced through a copy
         self._runs = runs
         self.caches_casts = torch.is_autocast_cache_enabled()  # asked here: a trace switches it off
+        self._finds_anomalies = torch.is_anomaly_enabled()  # and this one on
         self.autocast = autocast_state()
         self.template: OutputTemplate | None = None
         self.differentiated: tuple[int, ...] = ()
@@ -245,12 +249,17 @@ class _Subject(nn.Module):
         self.training = model.training
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        args, kwargs = as_given(self._sample, args, kwargs)
         self.numbers.restore()
         self._snapshot.restore_attributes()  # the forward is traced more than once
         self.reads.restore()
         self._note_arrivals([*states_of_calls(self.model), *pytree.tree_leaves((args, kwargs))])
         recorder = Recorder(self.module_stack, self.reads.ran, casts=bool(self.autocast), runs=self._runs)
-        refusals = refusing(again=self._traces > 0) if self._runs else contextlib.nullcontext(Refusals())
+        tensors_given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        refusals: contextlib.AbstractContextManager[Refusals] = contextlib.nullcontext(Refusals())
+        if self._runs:
+            refusals = refusing(again=self._traces > 0, given=tensors_given, anomaly=self._finds_anomalies)
+        containers = GivenContainers(args, kwargs)
         self._traces += 1
         with (
             self.module_stack.following(),
@@ -270,7 +279,8 @@ class _Subject(nn.Module):
         given = [*states_of_calls(self.model), *pytree.tree_leaves((args, kwargs))]
         if self._runs:
             check_no_attributes(tensors_in(output))
-        effects, left = self._left_behind(recorder, given) if self._runs else ([], [])
+            containers.check_unchanged()
+        effects, left = self._left_behind(recorder, given, output) if self._runs else ([], [])
         self._contents = self._read_contents()
         self.caches_casts = self.caches_casts and recorder.saw_autocast
         tensors, self.template = take_apart(output, given)
@@ -328,7 +338,9 @@ class _Subject(nn.Module):
     def _read_contents(self) -> list[tuple[str, tuple[Any, ...]]]:
         return [*self._snapshot.contents(), *self.reads.contents()] if self._runs else []
 
-    def _left_behind(self, recorder: Recorder, given: list[Any]) -> tuple[list[Effect], list[torch.Tensor]]:
+    def _left_behind(
+        self, recorder: Recorder, given: list[Any], output: Any
+    ) -> tuple[list[Effect], list[torch.Tensor]]:
         """Return the things the forward has left on the model; ValueError if a call cannot do that again."""
         is_alone = not others_run()  # else it may have been another thread that drew
         if (drawn := self._snapshot.drawn()) and (is_alone or self.reads.may_draw()):
@@ -341,7 +353,7 @@ class _Subject(nn.Module):
             was_seeded = not torch.equal(now, self._generator) and (is_alone or _is_seeded(now, self._generator))
         if was_seeded:
             raise ValueError("the forward seeds torch's generator, which a captured call would not do again")
-        return self.reads.effects(recorder.is_known, given)
+        return self.reads.effects(recorder.is_known, given, output)
 
 
 def _is_seeded(state: torch.Tensor, before: torch.Tensor) -> bool:

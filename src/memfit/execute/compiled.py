@@ -132,9 +132,10 @@ class CompiledCall:
             start = tensors[self._differentiated[0]]
             for index in self._guarded:
                 tensors[index] = _NotDifferentiated.apply(tensors[index], start)
+        output = self._template.rebuild(tensors, given)
         for effect in self._effects:
-            effect.apply(tensors, given)
-        return self._template.rebuild(tensors, given)
+            effect.apply(tensors, given, output)
+        return output
 
 
 def _compare_before_backward(late: Guards, output: torch.Tensor) -> None:
@@ -182,8 +183,8 @@ def _explained(backward: Callable[..., Any]) -> Callable[..., Any]:
             if _WRITTEN not in str(error):
                 raise
             raise ExecutionError(
-                "a parameter, a buffer or the batch was written into between forward and backward; a captured call "
-                "reads it again in its backward pass: write into it after loss.backward(), or into a copy "
+                "a parameter, a buffer, the batch or an output was written into between forward and backward; a "
+                "captured call reads it again in its backward pass: write into it after loss.backward(), or a copy "
                 f"({str(error).partition(';')[0].partition(_WRITTEN)[2].strip(': ')})"
             ) from error
 

@@ -18,22 +18,23 @@ from torch.utils import _pytree as pytree
 
 from memfit.capture.autocast import autocast_state
 from memfit.capture.calls import NotedCall, noted_calls
+from memfit.capture.gradient_layouts import Starts
 from memfit.capture.hooks import check_no_inner_hooks
 from memfit.capture.sample import Sample
 from memfit.capture.spilled import SpillFile
-from memfit.capture.trace import Joint, traced
+from memfit.capture.trace import Joint
 from memfit.errors import CaptureError, MemfitError
 from memfit.execute.kinds import kind_of_arguments
 from memfit.internal import internal_errors
-from memfit.ir import Graph, Program
+from memfit.ir import Graph, LossMemory, Program
 from memfit.measure.peak import held_bytes
 from memfit.pipeline import make_planner, with_times_within
 from memfit.plan.expand import program_of
 from memfit.plan.identity import identity_program
 from memfit.plan.regions import kept_bytes
 from memfit.plan.solve import Planner, Solution
-from memfit.prepare import Prepared, Traced, planned_graph, prepare
-from memfit.recipe import Recipe, without_channels_last
+from memfit.prepare import Prepared, Traced, planned_graph, prepare, traced_for
+from memfit.recipe import OutsideLoss, Recipe, without_channels_last
 from memfit.regions.marked import MarkedCall
 from memfit.runner import check_equal_to_eager
 from memfit.tensors import storage_bytes
@@ -64,6 +65,7 @@ class Region:
     graph: Graph
     kind: Kind
     marked: MarkedCall  # runs the baseline, and tells when
+    starts: Starts = ()  # how gradients of what it returns come
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,12 +121,14 @@ class Rest:
         return self.limit_bytes - self.held_bytes + held_bytes([module])
 
 
-def region_recipe(recipe: Recipe) -> Recipe:
-    """How regions are captured: every result may get a gradient, and the step's memory is not theirs to count."""
+def region_recipe(recipe: Recipe, starts: Starts = ()) -> Recipe:
+    """How regions are captured: every result may get a gradient, and the step's memory is not theirs to count.
+
+    `starts` are the layouts in which gradients of what a region returns come.
+    """
     return dataclasses.replace(
-        without_channels_last(recipe),
+        _with_starts(without_channels_last(recipe), starts),
         optimizer=None,
-        loss=None,
         beside_bytes=0,
         backward_from="all",
         outputs="all",
@@ -132,6 +136,13 @@ def region_recipe(recipe: Recipe) -> Recipe:
         keep=(),
         report=None,
     )
+
+
+def _with_starts(recipe: Recipe, starts: Starts) -> Recipe:
+    """Return a recipe for a region whose gradients come so, from a loss that takes nothing."""
+    memory = LossMemory(working_bytes=0, lasting_bytes=0, batch_bytes=0, output_bytes=0, starts=starts)
+    loss = OutsideLoss.known(memory) if any(axes is not None for axes in starts) else None
+    return dataclasses.replace(recipe, loss=loss)
 
 
 def regions_digest(digests: dict[str, str]) -> str:
@@ -197,17 +208,18 @@ class RegionSearch:
         """Add a region, or say why not."""
         sample = calls[0].sample
         check_no_inner_hooks(module)
-        with traced(module, sample, backward_from="all", with_hooks=False) as joint:
+        recipe = _with_starts(self._recipe, calls[0].starts)
+        with traced_for(module, sample, recipe, with_hooks=False) as joint:
             reason = next(_inexact(module, joint), "")
             if reason:
                 return reason
             before = Traced.of(joint)
-            graph = planned_graph(joint, self._recipe)
+            graph = planned_graph(joint, recipe)
             small_bytes = kept_bytes(graph, identity_program(graph))
             if small_bytes < self._least_bytes:
                 self._seen.update(module.modules())  # its parts keep less
                 return f"{KEEPS_LITTLE} {format_bytes(small_bytes)} for its backward pass"
-            kind = self._kind(module, joint, before, graph, sample)
+            kind = self._kind(module, joint, before, graph, sample, recipe)
             marked = MarkedCall(len(self.found), joint, graph, kind.baseline, sample)
         self.found.append(
             Region(
@@ -218,19 +230,22 @@ class RegionSearch:
                 graph=graph,
                 kind=kind,
                 marked=marked,
+                starts=calls[0].starts,
             )
         )
         return ""
 
-    def _kind(self, module: nn.Module, joint: Joint, before: Traced, graph: Graph, sample: Sample) -> Kind:
+    def _kind(
+        self, module: nn.Module, joint: Joint, before: Traced, graph: Graph, sample: Sample, recipe: Recipe
+    ) -> Kind:
         digest = graph.digest()
         if digest not in self._kinds:
             limit_bytes = None if self._rest is None else self._rest.limit_of(module)
             options: dict[str, Any] = {"before": before, "timed": self._timed, "limit_bytes": limit_bytes}
-            prepared = prepare(module, joint, sample, self._recipe, **options)
+            prepared = prepare(module, joint, sample, recipe, **options)
             if self._timed and limit_bytes is not None:  # without one nobody knows what may be run
-                prepared = with_times_within(module, joint, sample, prepared, self._recipe, limit_bytes)
-            planner = make_planner(module, prepared, self._recipe)
+                prepared = with_times_within(module, joint, sample, prepared, recipe, limit_bytes)
+            planner = make_planner(module, prepared, recipe)
             solution = self._baseline(module, prepared, planner)
             self._kinds[digest] = Kind(
                 prepared=prepared,
@@ -277,6 +292,8 @@ def _refusals(module: nn.Module, calls: list[NotedCall]) -> Iterator[str]:
         yield "what it is given or returns is changed in place"
     if any(call.adds_otherwise for call in calls):
         yield "what it is given, or a parameter of it, is used several times inside and later outside"
+    if any(call.starts != calls[0].starts for call in calls):
+        yield "gradients of what it returns are laid out otherwise from call to call"
     if any(call.reached < call.returned for call in calls):
         yield "no gradient reaches some of what it returns"
     if len({kind_of_arguments(call.sample.args, dict(call.sample.kwargs)) for call in calls}) > 1:

@@ -243,7 +243,7 @@ def _solutions(region: Region, recipe: Recipe, time_limit_s: float) -> Iterator[
     room_bytes = kind.planner.unplanned.peak_bytes - lowest.expansion.peak_bytes
     for peak_share, kept_share in itertools.product(_PEAK_SHARES, _KEPT_SHARES):
         limit = lowest.expansion.peak_bytes + int(peak_share * room_bytes)
-        planner = make_planner(region.module, _pressed(kind, limit, kept_share), region_recipe(recipe))
+        planner = make_planner(region.module, _pressed(kind, limit, kept_share), region_recipe(recipe, region.starts))
         remaining_s = end - time.monotonic()
         if remaining_s <= 0 and peak_share < 1:
             return
@@ -287,7 +287,14 @@ def _region_plan(region: Region, found: _Found, recipe: Recipe) -> Plan:
     kind = region.kind
     solution = dataclasses.replace(found.solution, bound_us=min(0.0, found.solution.expansion.extra_us))
     return write_plan(
-        region.module, region.sample, kind.planner, kind.prepared, region_recipe(recipe), solution, None, 0.0
+        region.module,
+        region.sample,
+        kind.planner,
+        kind.prepared,
+        region_recipe(recipe, region.starts),
+        solution,
+        None,
+        0.0,
     )
 
 
