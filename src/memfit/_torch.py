@@ -117,12 +117,13 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.autograd import forward_ad
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
 from torch.utils.hooks import RemovableHandle
 
@@ -148,17 +149,20 @@ __all__ = [
     "decomposed",
     "default_store",
     "detect_fake_mode",
+    "dispatch_modes",
     "eager_dispatch",
     "explained_backward",
     "export_joint",
     "failures_unlogged",
     "fake_results_through",
     "first_operator",
+    "forget_real_tensors",
     "fresh_kernel_cache",
     "function_modes",
     "functions_named",
     "graph_module",
     "hooks_registered",
+    "is_batched",
     "is_plain",
     "is_transformed",
     "keeps_graph",
@@ -187,8 +191,14 @@ keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 def is_transformed() -> bool:
-    """Return whether a transform of `torch.func` is running."""
-    return _transform_level() is not None
+    """Return whether a transform of `torch.func` is running, or derivatives are taken forwards."""
+    return _transform_level() is not None or forward_ad._current_level >= 0
+
+
+def is_batched(tensors: Sequence[Any]) -> bool:
+    """Return whether some tensors stand for several ones, as in `torch.autograd.grad(..., is_grads_batched=True)`."""
+    kinds = (torch._C._functorch.is_batchedtensor, torch._C._functorch.is_legacy_batchedtensor)
+    return any(isinstance(each, torch.Tensor) and any(kind(each) for kind in kinds) for each in tensors)
 
 
 _ATTENTION_GETTERS = (
@@ -216,6 +226,12 @@ def function_modes() -> list[Any]:
     count = torch._C._len_torch_function_stack()
     modes = [torch._C._get_function_stack_at(place) for place in range(count)]
     return [mode for mode in modes if not isinstance(mode, DeviceContext)]
+
+
+def dispatch_modes() -> list[Any]:
+    """Return the modes of others that see the operators that run."""
+    modes: list[Any] = _get_current_dispatch_mode_stack()
+    return [mode for mode in modes if not type(mode).__module__.startswith("memfit.")]
 
 
 def explained_backward(result: torch.Tensor, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -335,6 +351,18 @@ def _logs_graphs() -> bool:
     """Whether torch was told to log graphs: else writing them as text is a fifth of the time of `compile_joint`."""
     heard = any(each.isEnabledFor(logging.INFO) for each in (aot_graphs_log, aot_joint_log))
     return heard or bool({"TORCH_TRACE", "TORCH_DTRACE"} & {*os.environ})
+
+
+def forget_real_tensors(joint: JointWithDescriptors) -> None:
+    """Let go of the real tensors that a trace has fake ones of: who holds them weakly cannot swap them."""
+    values = [node.meta.get("val") for node in joint.graph_module.graph.nodes if node.op == "placeholder"]
+    mode = detect_fake_mode(values)
+    if mode is not None:
+        converter = mode.fake_tensor_converter.meta_converter
+        converter.tensor_memo.clear()
+        converter.storage_memo.clear()
+        converter.describer.lookup_tensor.clear()
+        converter.describer.lookup_storage.clear()
 
 
 def keywords_of(joint: JointWithDescriptors) -> list[str]:

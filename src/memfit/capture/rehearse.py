@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from memfit.accelerator import accelerators_of, generator_states, generators_kept
 from memfit.capture.autocast import autocast, autocast_state
@@ -74,7 +75,8 @@ def step(
     """
     drop_gradients(model, sample)
     torch.manual_seed(seed)
-    output = model(*sample.args, **sample.kwargs)
+    args, kwargs = pytree.tree_map(lambda each: each, (sample.args, dict(sample.kwargs)))  # lists may be written
+    output = model(*args, **kwargs)
     return differentiate([output], seed=seed, backward_from=backward_from, before_backward=before_backward)
 
 

@@ -4,13 +4,6 @@ import torch
 from torch import nn
 
 
-def tied_name(model: nn.Module) -> str:
-    """Return the name of a parameter that is trained and has another name, too."""
-    names = {name for name, _ in model.named_parameters()}
-    others = model.named_parameters(remove_duplicate=False)
-    return next((name for name, each in others if name not in names and each.requires_grad), "")
-
-
 def state_names(model: nn.Module) -> list[str]:
     """Return the names of parameters and buffers in the order in which captured calls are given them."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]

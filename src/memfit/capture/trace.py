@@ -17,8 +17,9 @@ from torch.utils import _pytree as pytree
 from memfit import _torch
 from memfit._memory_events import MemoryRecorder
 from memfit.alone import alone, others_run
+from memfit.capture.arguments import GivenContainers, as_given
 from memfit.capture.autocast import autocast, autocast_state
-from memfit.capture.borders import places_of_inner, used_again
+from memfit.capture.borders import places_of_inner, uses_of
 from memfit.capture.diagnose import explain
 from memfit.capture.effects import Effect
 from memfit.capture.gradient_layouts import Starts, starting_in, take_out_copies
@@ -35,7 +36,7 @@ from memfit.capture.refusals import Refusals, check_no_attributes, refusing
 from memfit.capture.sample import Sample, check_sample
 from memfit.capture.snapshot import Snapshot
 from memfit.capture.state import draws_put_back
-from memfit.capture.states import buffers_by_place, keep_buffers, state_names, states_of_calls, tied_name
+from memfit.capture.states import buffers_by_place, keep_buffers, state_names, states_of_calls
 from memfit.collecting import collected_later
 from memfit.errors import CaptureError, InvalidInput, MemfitError, first_line
 from memfit.ops.number import NotFollowed
@@ -60,7 +61,7 @@ class Joint:
     numbers: Numbers = dataclasses.field(default_factory=Numbers)  # that calls take anew
     starts: Starts = ()  # layouts of the gradients of outputs, where they are not those of the outputs
     state_names: tuple[str, ...] = ()  # of parameters, then of buffers, as calls are given them
-    used_again: str = ""  # a parameter that is used several times, if there is one
+    uses: tuple[tuple[int, ...], ...] = ()  # by place of what calls are given: when it was used, in ascending numbers
     inner: tuple[int, ...] = ()  # outputs that others are computed from
     late: LateReads = dataclasses.field(default_factory=LateReads)  # what runs in the backward pass reads
     arrivals: tuple[int, ...] = ()  # states and arguments, by place, in the order in which they get their gradients
@@ -128,12 +129,13 @@ def traced(
         stack.enter_context(draws_put_back(model, sample))
         snapshot = Snapshot(model)
         stack.callback(snapshot.restore)
-        subject = _Subject(model, snapshot, backward_from, with_hooks, outputs, channels_last, starts, runs)
+        subject = _Subject(model, sample, snapshot, backward_from, with_hooks, outputs, channels_last, starts, runs)
         stack.callback(subject.reads.restore)
         stack.callback(subject.numbers.restore)
         joint = _export(stack, subject, _as_fake_as(model, sample))
         subject.reads.restore()
         snapshot.restore()  # torch puts back what it traced with by name, which forgets parts that have two
+        stack.callback(_torch.forget_real_tensors, joint.export)
         yield dataclasses.replace(joint, seconds=time.monotonic() - start)
 
 
@@ -195,7 +197,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         starts=subject.starts,
         late=subject.late,
         inner=subject.inner,
-        used_again=subject.used_again,
+        uses=subject.uses,
         arrivals=tuple(subject.arrivals),
         state_names=tuple(state_names(subject.model)),
     )
@@ -207,6 +209,7 @@ class _Subject(nn.Module):
     def __init__(
         self,
         model: nn.Module,
+        sample: Sample,
         snapshot: "Snapshot",
         backward_from: str,
         with_hooks: bool,
@@ -217,6 +220,7 @@ class _Subject(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
+        self._sample = sample
         self._snapshot = snapshot
         self._with_hooks = with_hooks
         self.module_stack = ModuleStack(model)
@@ -227,6 +231,7 @@ class _Subject(nn.Module):
         self.copied: tuple[int, ...] = ()  # outputs that are traced through a copy
         self._runs = runs
         self.caches_casts = torch.is_autocast_cache_enabled()  # asked here: a trace switches it off
+        self._finds_anomalies = torch.is_anomaly_enabled()  # and this one on
         self.autocast = autocast_state()
         self.template: OutputTemplate | None = None
         self.differentiated: tuple[int, ...] = ()
@@ -239,18 +244,22 @@ class _Subject(nn.Module):
         self.arrivals: list[int] = []
         self.late = LateReads()
         self.inner: tuple[int, ...] = ()
-        self.used_again = ""
-        self._tied = tied_name(model)
+        self.uses: tuple[tuple[int, ...], ...] = ()
         self._traces = 0
         self.training = model.training
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        args, kwargs = as_given(self._sample, args, kwargs)
         self.numbers.restore()
         self._snapshot.restore_attributes()  # the forward is traced more than once
         self.reads.restore()
         self._note_arrivals([*states_of_calls(self.model), *pytree.tree_leaves((args, kwargs))])
         recorder = Recorder(self.module_stack, self.reads.ran, casts=bool(self.autocast), runs=self._runs)
-        refusals = refusing(again=self._traces > 0) if self._runs else contextlib.nullcontext(Refusals())
+        tensors_given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        refusals: contextlib.AbstractContextManager[Refusals] = contextlib.nullcontext(Refusals())
+        if self._runs:
+            refusals = refusing(again=self._traces > 0, given=tensors_given, anomaly=self._finds_anomalies)
+        containers = GivenContainers(args, kwargs)
         self._traces += 1
         with (
             self.module_stack.following(),
@@ -270,7 +279,8 @@ class _Subject(nn.Module):
         given = [*states_of_calls(self.model), *pytree.tree_leaves((args, kwargs))]
         if self._runs:
             check_no_attributes(tensors_in(output))
-        effects, left = self._left_behind(recorder, given) if self._runs else ([], [])
+            containers.check_unchanged()
+        effects, left = self._left_behind(recorder, given, output) if self._runs else ([], [])
         self._contents = self._read_contents()
         self.caches_casts = self.caches_casts and recorder.saw_autocast
         tensors, self.template = take_apart(output, given)
@@ -290,7 +300,7 @@ class _Subject(nn.Module):
         self.differentiated += tuple(place for place, each in zip(places, left, strict=True) if each.requires_grad)
         tensors += left
         self.inner = tuple(places_of_inner(tensors))
-        self.used_again = self._tied or next(used_again(tensors, dict(self.model.named_parameters())), "")
+        self.uses = tuple(uses_of(tensors, given))
         self.numbers.follow()  # functions of the backward pass may read them, too
         self.undifferentiated = tuple(
             index for index, tensor in enumerate(tensors) if tensor.requires_grad and index not in self.differentiated
@@ -325,7 +335,9 @@ class _Subject(nn.Module):
     def _read_contents(self) -> list[tuple[str, tuple[Any, ...]]]:
         return [*self._snapshot.contents(), *self.reads.contents()] if self._runs else []
 
-    def _left_behind(self, recorder: Recorder, given: list[Any]) -> tuple[list[Effect], list[torch.Tensor]]:
+    def _left_behind(
+        self, recorder: Recorder, given: list[Any], output: Any
+    ) -> tuple[list[Effect], list[torch.Tensor]]:
         """Return the things the forward has left on the model; ValueError if a call cannot do that again."""
         is_alone = not others_run()  # else it may have been another thread that drew
         if (drawn := self._snapshot.drawn()) and (is_alone or self.reads.may_draw()):
@@ -338,7 +350,7 @@ class _Subject(nn.Module):
             was_seeded = not torch.equal(now, self._generator) and (is_alone or _is_seeded(now, self._generator))
         if was_seeded:
             raise ValueError("the forward seeds torch's generator, which a captured call would not do again")
-        return self.reads.effects(recorder.is_known, given)
+        return self.reads.effects(recorder.is_known, given, output)
 
 
 def _is_seeded(state: torch.Tensor, before: torch.Tensor) -> bool:

@@ -25,7 +25,7 @@ from memfit import _torch
 from memfit.capture.gradient_layouts import axes_of
 from memfit.capture.trace import Joint
 from memfit.errors import ExecutionError
-from memfit.execute.codegen import generate
+from memfit.execute.sums import zeros_of
 
 Boxed = Callable[[list[Any]], list[Any]]  # empties the list it is given
 Outputs = frozenset[int]  # by place
@@ -65,7 +65,7 @@ class Arrivals:
         }
         self._now.seen = missing, frozenset(whole)
 
-    def compiled(self, graph: fx.Graph) -> Boxed:
+    def compiled(self, graph: fx.Graph, generate: Callable[[fx.Graph], Boxed]) -> Boxed:
         """A backward graph as a function."""
         nothing: Outputs = frozenset()
         functions = {(nothing, nothing): generate(graph)}
@@ -166,11 +166,6 @@ def _zeros(made: fx.Graph, node: fx.Node) -> fx.Node:
     zeros = made.call_function(zeros_of, arguments)
     zeros.meta["val"] = value
     return zeros
-
-
-def zeros_of(shape: list[int], stride: list[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Stand for a gradient that has not arrived."""
-    return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
 
 
 def _output_of(node: fx.Node) -> int | None:

@@ -33,11 +33,15 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit.alone import alone
 from memfit.capture.guards import Place
 from memfit.capture.numbers import following
-from memfit.errors import ExecutionError, InfeasibleBudget, InvalidInput, MemfitError
+from memfit.capture.rehearse import nothing_remains
+from memfit.capture.sample import cut_off
+from memfit.errors import CaptureError, ExecutionError, InfeasibleBudget, InvalidInput, MemfitError
 from memfit.execute.call import Call
 from memfit.execute.differences import difference
+from memfit.execute.gate import Gate
 from memfit.execute.kinds import LastCall, attributes_on, kind_of_call, parts_of, requires_grad
 
 log = logging.getLogger(__name__)
@@ -195,18 +199,33 @@ class PlannedForward:
         of_kind = self.calls.get(kind, [])
         call = next((each for each in of_kind if each.guards.hold()), None)
         if call is None:
-            why = self._why(kind, modules, leaves)
-            followed = self._following(args, kwargs, of_kind)
-            call = followed or self._captured(args, kwargs, why)
-            self.calls[kind] = [*of_kind[-_MOST_OF_A_KIND:], call]
-            if followed is None:
-                self._advise(why)
+            try:
+                call = self._new(kind, modules, leaves, args, kwargs)
+            except CaptureError:
+                if not self._fails_by_itself(args, kwargs):
+                    raise
+                return self.original(*args, **kwargs)  # raises what the loop may be waiting for
         # Calls of several kinds in turns are not worth being remembered one by one.
         self._last = LastCall.of(call, modules, states, leaves, spec) if call is self._before else None
         self._before = call
         self.runs += 1
         call.look_again()
         return call(states, args, kwargs)
+
+    def _new(self, kind: Any, modules: list[nn.Module], leaves: list[Any], args: Any, kwargs: Any) -> Call:
+        """Capture a call; or take the one that another thread has captured meanwhile."""
+        with alone():
+            of_kind = self.calls.get(kind, [])
+            call = next((each for each in of_kind if each.guards.hold()), None)
+            if call is not None:
+                return call
+            why = self._why(kind, modules, leaves)
+            followed = self._following(args, kwargs, of_kind)
+            call = followed or self._captured(args, kwargs, why)
+            self.calls[kind] = [*of_kind[-_MOST_OF_A_KIND:], call]
+            if followed is None:
+                self._advise(why)
+            return call
 
     def _of_a_copy(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the own forward of a shallow copy, which has got this object with all other attributes."""
@@ -219,6 +238,8 @@ class PlannedForward:
             why = "saved_tensors_hooks are active (of torch.utils.checkpoint, save_on_cpu or your own)"
         elif modes := _torch.function_modes():
             why = f"{type(modes[-1]).__name__} sees the functions of torch that are called"
+        elif modes := _torch.dispatch_modes():
+            why = f"{type(modes[-1]).__name__} sees the operators that run"
         elif names := attributes_on(leaves):
             why = f"a tensor that it is given has attributes of its own ({', '.join(names)})"
         else:
@@ -273,7 +294,7 @@ class PlannedForward:
         log.info("capturing a new kind of call to %s%s", type(self._model).__name__, f": {why}" if why else "")
         start = time.monotonic()
         try:
-            with removed(self._model), self._without_wrappers():
+            with alone(), removed(self._model), self._without_wrappers():
                 call = self.compile_call(self._model, args, kwargs)
         except InfeasibleBudget as error:
             if not why:
@@ -281,6 +302,22 @@ class PlannedForward:
             raise error.after(f"This call of {type(self._model).__name__} is of a new kind ({why})") from error
         self.capture_s += time.monotonic() - start
         return call
+
+    def _fails_by_itself(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether the original forward raises an error of its own; nothing of that run remains."""
+        try:
+            with (
+                removed(self._model),
+                self._without_wrappers(),
+                torch.no_grad(),
+                nothing_remains(self._model, cut_off(args, kwargs)),
+            ):
+                self.original(*args, **kwargs)
+        except MemfitError as error:  # of a model with hooks, which are left out
+            return error.__cause__ is not None and not isinstance(error.__cause__, MemfitError)
+        except Exception:
+            return True
+        return False
 
     def _advise(self, why: str) -> None:
         """Say once what to do about calls that are captured again and again."""
@@ -313,16 +350,16 @@ class PlannedForward:
 
     @contextlib.contextmanager
     def _without_wrappers(self) -> Iterator[None]:
-        """The original forward alone: what others put around ours is running already."""
+        """The original forward alone: what others put around ours is running already; other threads wait."""
         outermost = self._model.__dict__.pop("forward", None)
-        if self._instance_forward is not None:
-            self._model.__dict__["forward"] = self._instance_forward
+        gate = self._model.__dict__["forward"] = Gate(self.original, self)
         try:
             yield
         finally:
             self._model.__dict__.pop("forward", None)
             if outermost is not None:
                 self._model.__dict__["forward"] = outermost
+            gate.open()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PlannedForward":
         model = memo.get(id(self._model))

@@ -1,9 +1,11 @@
-"""Refuse hooks on outputs that other outputs are computed from.
+"""Refuse to ask for the gradients of outputs that other outputs are computed from.
 
 Note [Inner outputs]
     A captured call is one node of autograd. A feature that is returned beside what is computed from it gets only those
     gradients that come from outside; those on the way back through the call do not pass its hooks, and `retain_grad`
-    would not see them. So on such a tensor both say so.
+    would not see them. So on such a tensor both say so. `torch.autograd.grad(loss, feature)` and
+    `backward(inputs=[feature])` would get the gradient from outside alone, or none: so the other outputs are tied to
+    the feature by a node that hands on what it gets, and looks what the backward pass was asked for.
 """
 
 import weakref
@@ -12,17 +14,42 @@ from typing import Any
 
 import torch
 
+from memfit._backward_pass import asked
 from memfit.capture.hooks import is_of_the_user
 from memfit.errors import ExecutionError
 
 REFUSED = ("register_hook", "retain_grad")
 
 
-def refuse_hooks(tensors: Sequence[torch.Tensor], places: Sequence[int]) -> None:
-    """Let outputs refuse hooks, see Note [Inner outputs]."""
-    for place in places:
+def refuse_gradients(tensors: list[Any], inner: Sequence[int], others: Sequence[int]) -> None:
+    """Let outputs refuse hooks, and others say so where the gradient of one is asked for, see Note [Inner outputs].
+
+    `inner` are places in the order in which they are computed, `others` those of all other outputs.
+    """
+    features: list[torch.Tensor] = []
+    for place in inner:
+        tensors[place] = _Tied.apply(tensors[place], *features)
+        features.append(tensors[place])
         for name in REFUSED:
             setattr(tensors[place], name, _Refused(tensors[place], name))
+    for place in others:
+        tensors[place] = _Tied.apply(tensors[place], *features)
+
+
+class _Tied(torch.autograd.Function):
+    """An output with a node of its own, which its gradient passes, and by which those of features would be reached."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, *features: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
+        return tensor.detach()  # a view of it could not be written into
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
+        features = {node for node, _ in ctx.next_functions[1:]}
+        if any(node in features for each in asked() for node, _ in each.wanted):
+            raise ExecutionError(_ASKED)
+        return gradients[0], *[None] * len(features)
 
 
 class _Refused:
@@ -43,3 +70,10 @@ class _Refused:
             "gradients do not pass it: put the hook on a value inside of the forward, or fit the parts before and "
             "behind it"
         )
+
+
+_ASKED = (
+    "the gradient of an output is asked for (torch.autograd.grad, or backward with inputs=) from which other outputs "
+    "are computed; in a captured call their gradients do not pass it: fit the parts before and behind it, each by "
+    "itself, or call memfit.remove(model)"
+)
