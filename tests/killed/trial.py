@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import random
+import select
 import signal
 import sys
 import tempfile
@@ -118,15 +119,14 @@ class Trials:
 
 def _wait(child: int, until: float) -> int:
     """Wait for a process, and kill it with all it has started when its time is over."""
-    while time.monotonic() < until:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status)
-        time.sleep(0.001)
-    try:
-        os.killpg(child, signal.SIGKILL)
-    except ProcessLookupError:  # it has no group of its own yet
-        os.kill(child, signal.SIGKILL)
+    handle = os.pidfd_open(child)
+    ended, _, _ = select.select([handle], [], [], max(0.0, until - time.monotonic()))
+    os.close(handle)
+    if not ended:
+        try:
+            os.killpg(child, signal.SIGKILL)
+        except ProcessLookupError:  # it has no group of its own yet
+            os.kill(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 

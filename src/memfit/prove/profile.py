@@ -19,6 +19,7 @@ from memfit.describe import device_of
 from memfit.errors import InvalidFile, InvalidInput, first_line
 from memfit.execute.attach import PlannedForward, planned_forwards, put_back, remove, removed
 from memfit.files import parse_json
+from memfit.internal import in_sentences
 from memfit.measure.peak import measure_peak
 from memfit.plan.plan import Plan
 from memfit.progress import ProgressLike, progress_line
@@ -105,6 +106,7 @@ def _checked(value: Any, field: "dataclasses.Field[Any]") -> Any:
     return value
 
 
+@in_sentences("profiling a plan of")
 def profile(
     model: nn.Module,
     plan: Plan,
