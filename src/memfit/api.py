@@ -25,7 +25,7 @@ from memfit.errors import (
 )
 from memfit.estimate import Estimate
 from memfit.execute.attach import attach, planned_forward, remove, removed
-from memfit.internal import internal_errors
+from memfit.internal import in_sentences, internal_errors
 from memfit.layout import with_layout
 from memfit.measure.available import available
 from memfit.measure.devices import find_device
@@ -72,6 +72,7 @@ _FOR_THIS_SAMPLE = (
 Selections = Selection | Sequence[Selection]
 
 
+@in_sentences("estimating a step of")
 def estimate(
     model: nn.Module,
     sample: Any,
@@ -144,6 +145,7 @@ def _estimate_of_run(
     raise error
 
 
+@in_sentences("planning a step of")
 def plan(
     model: nn.Module,
     sample: Any,
@@ -231,6 +233,7 @@ def _plan_whole(model: nn.Module, example: Sample, recipe: Recipe) -> Plan:
     return best_way(recipe, made, lambda plan: plan)
 
 
+@in_sentences("applying a plan to")
 def apply(plan: Plan, model: nn.Module, sample: Any = None) -> nn.Module:
     """Run the model by a plan; `remove` undoes it.
 
@@ -249,6 +252,7 @@ def apply(plan: Plan, model: nn.Module, sample: Any = None) -> nn.Module:
     return model
 
 
+@in_sentences("fitting")
 def fit(
     model: nn.Module,
     sample: Any,
@@ -315,7 +319,7 @@ def fit_by(recipe: Recipe, model: nn.Module, example: Sample, progress: Progress
             line.doing("planning region by region")
             fitted = _fit_regions(recipe, model, example, error)
             if isinstance(error, InternalError):
-                warnings.warn(f"this model is planned region by region: {error}", stacklevel=3)
+                warnings.warn(f"this model is planned region by region: {error}", stacklevel=4)
             return fitted
 
 
@@ -389,6 +393,7 @@ def plan_of(model: nn.Module) -> Plan | None:
     return runner.plan if isinstance(runner, Runner | RegionRunner) else plan_in_regions(model)
 
 
+@in_sentences("planning steps of")
 def frontier(
     model: nn.Module,
     sample: Any,

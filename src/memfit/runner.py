@@ -75,7 +75,7 @@ class Runner:
     in_regions: InRegions | None = None  # for later calls that cannot be captured whole
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        with alone():
+        with alone(), internal_errors(f"planning a call of {type(model).__name__}"):
             return self._made(model, without_graph(Sample(args, kwargs)))
 
     def _made(self, model: nn.Module, example: Sample) -> Call:

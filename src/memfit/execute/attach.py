@@ -23,6 +23,7 @@ import functools
 import logging
 import sys
 import time
+import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,7 @@ from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit.alone import alone
+from memfit.capture.blame import BUGS, failed_running, is_of_the_model
 from memfit.capture.guards import Place
 from memfit.capture.numbers import following
 from memfit.capture.rehearse import nothing_remains
@@ -182,7 +184,14 @@ class PlannedForward:
         return forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        caller = sys._getframe(1)
+        try:
+            return self._called(sys._getframe(1), args, kwargs)
+        except BUGS as error:
+            if is_of_the_model(error):
+                raise
+            raise failed_running(error) from error
+
+    def _called(self, caller: types.FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if caller.f_code is _CALL_OF_MODULE and caller.f_locals["self"] is not self._model:
             return self._of_a_copy(caller.f_locals["self"], args, kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -250,7 +259,7 @@ class PlannedForward:
     def _say_once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            warnings.warn(text, stacklevel=4)
+            warnings.warn(text, stacklevel=5)
 
     def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Capture this kind of call, so that the next one of it runs at once."""
@@ -333,7 +342,7 @@ class PlannedForward:
         warnings.warn(
             f"{type(self._model).__name__} was captured {count} times more because {subject} changes from call to call "
             f"({self.capture_s:.1f} s so far): {advice}",
-            stacklevel=3,
+            stacklevel=4,
         )
 
     def _why(self, kind: Any, modules: list[nn.Module], leaves: list[Any]) -> str:

@@ -8,6 +8,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit.capture.blame import BUGS, failed_running, is_of_the_model
 from memfit.capture.guards import Guards
 from memfit.capture.numbers import Numbers
 from memfit.capture.trace import Joint
@@ -179,6 +180,10 @@ def _explained(backward: Callable[..., Any]) -> Callable[..., Any]:
                 if isinstance(each, torch.Tensor) and each.requires_grad:  # create_graph=True
                     _torch.explained_backward(each, _refused_again)
             return gradients
+        except BUGS as error:
+            if is_of_the_model(error):
+                raise
+            raise failed_running(error) from error
         except RuntimeError as error:
             if _WRITTEN not in str(error):
                 raise

@@ -27,7 +27,7 @@ from typing import Any, Self
 
 from memfit.display import html_of
 from memfit.errors import InvalidFile, first_line
-from memfit.files import write_atomically
+from memfit.files import parse_json, write_atomically
 from memfit.ir import Compute, Graph, Phase, Program
 from memfit.plan.captured import CapturedStep, starts_of
 from memfit.plan.reserved import ReservedMemory
@@ -329,7 +329,7 @@ def _from_data(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _fields(text: str) -> dict[str, Any]:
     try:
-        fields = json.loads(text)
+        fields = parse_json(text)
     except ValueError as error:
         raise InvalidFile(f"not a plan: it is not whole JSON ({first_line(error)})") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
