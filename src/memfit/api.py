@@ -12,7 +12,7 @@ from torch import nn
 from memfit.alone import alone
 from memfit.capture.diagnose import refusals_as_capture_errors
 from memfit.capture.sample import Sample, check_initialized
-from memfit.capture.with_loss import ModelCall, call_of_model
+from memfit.capture.with_loss import ModelCall, call_of_model, with_modes_of_now
 from memfit.describe import device_of, is_for_cuda, model_digest
 from memfit.errors import (
     CaptureError,
@@ -130,7 +130,7 @@ def _estimate_of_run(
     error: CaptureError,
 ) -> Estimate:
     """From a step that is run, where it could not be traced; the error, where it cannot be run either."""
-    outside = OutsideLoss.of(loss, sample)
+    outside = _outside(loss, sample)
     recipe = Recipe(budget="smallest", optimizer=optimizer, loss=outside, backward_from=backward_from)
     try:
         call = _call(model, sample, loss)
@@ -190,7 +190,7 @@ def plan(
     recipe = _recipe(
         **_budgets(budget, process, reserved),
         optimizer=optimizer,
-        loss=OutsideLoss.of(loss, sample),
+        loss=_outside(loss, sample),
         beside_bytes=_kept_gradient_bytes(model, loop),
         allow=allow,
         recompute=recompute,
@@ -288,7 +288,7 @@ def fit(
     recipe = _recipe(
         **_budgets(budget, process),
         optimizer=optimizer,
-        loss=OutsideLoss.of(loss, sample),
+        loss=_outside(loss, sample),
         beside_bytes=_kept_gradient_bytes(model, loop),
         allow=allow,
         recompute=recompute,
@@ -350,6 +350,11 @@ def _with_known_loss(recipe: Recipe) -> Recipe:
         return recipe
     loss_bytes = loss.memory.working_bytes + loss.memory.batch_bytes
     return dataclasses.replace(recipe, loss=None, beside_bytes=recipe.beside_bytes + loss_bytes)
+
+
+def _outside(loss: Loss | None, batch: Any) -> OutsideLoss | None:
+    """Return the loss that a caller gives for a batch; None if there is none."""
+    return None if loss is None else OutsideLoss(function=with_modes_of_now(loss), batch=batch)
 
 
 def _call(model: nn.Module, sample: Any, loss: Loss | None) -> ModelCall:

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from memfit.capture.with_loss import with_modes_of_now
 from memfit.errors import InvalidBudget, InvalidInput
 from memfit.ir import LossMemory
 from memfit.measure.devices import Device
@@ -46,11 +45,6 @@ class OutsideLoss:
     function: Callable[[Any, Any], Any] | None  # of model and batch; None: what it takes is known
     batch: Any = None  # what it was given for
     memory: LossMemory | None = None  # of another batch, if that is all that is known
-
-    @classmethod
-    def of(cls, function: Callable[[Any, Any], Any] | None, batch: Any) -> "OutsideLoss | None":
-        """Return the loss that a caller gives for a batch; None if there is none."""
-        return None if function is None else cls(function=with_modes_of_now(function), batch=batch)
 
     @classmethod
     def known(cls, memory: LossMemory | None) -> "OutsideLoss | None":
