@@ -12,7 +12,7 @@ from torch import nn
 from memfit.alone import alone
 from memfit.capture.diagnose import refusals_as_capture_errors
 from memfit.capture.sample import Sample, check_initialized
-from memfit.capture.with_loss import call_of_model
+from memfit.capture.with_loss import ModelCall, call_of_model, with_modes_of_now
 from memfit.describe import device_of, is_for_cuda, model_digest
 from memfit.errors import (
     CaptureError,
@@ -131,13 +131,13 @@ def _estimate_of_run(
     error: CaptureError,
 ) -> Estimate:
     """From a step that is run, where it could not be traced; the error, where it cannot be run either."""
-    outside = None if loss is None else OutsideLoss(function=loss, batch=sample)
+    outside = _outside(loss, sample)
     recipe = Recipe(budget="smallest", optimizer=optimizer, loss=outside, backward_from=backward_from)
     try:
-        example = _example(model, sample, loss)
-        with removed(model):
-            if could_be_in_regions(model, example, recipe):
-                return measured_estimate(model, example, recipe, parameter_counts(model), error)
+        call = _call(model, sample, loss)
+        with removed(model), call.modes():
+            if could_be_in_regions(model, call.sample, recipe):
+                return measured_estimate(model, call.sample, recipe, parameter_counts(model), error)
     except MemfitError:
         raise
     except Exception as failure:  # of the model's own code, or of the loss's
@@ -192,7 +192,7 @@ def plan(
     recipe = _recipe(
         **_budgets(budget, process, reserved),
         optimizer=optimizer,
-        loss=None if loss is None else OutsideLoss(function=loss, batch=sample),
+        loss=_outside(loss, sample),
         beside_bytes=_kept_gradient_bytes(model, loop),
         allow=allow,
         recompute=recompute,
@@ -206,7 +206,13 @@ def plan(
     )
     if recipe.counts_reserved and not is_for_cuda(model, recipe.device):
         raise InvalidInput("reserved bytes are those of CUDA's caching allocator; name a CUDA device with device=")
-    example = _example(model, sample, loss)
+    call = _call(model, sample, loss)
+    with call.modes():
+        return _plan(model, call.sample, recipe, progress)
+
+
+def _plan(model: nn.Module, example: Sample, recipe: Recipe, progress: ProgressLike) -> Plan:
+    """Plan whole, or region by region if the model cannot be captured whole."""
     _say_if_above_what_is_free(recipe, model, example)
     with alone(), progress_line(progress, "tracing a training step") as line, removed(model):
         recipe = _told(recipe, line)
@@ -286,7 +292,7 @@ def fit(
     recipe = _recipe(
         **_budgets(budget, process),
         optimizer=optimizer,
-        loss=None if loss is None else OutsideLoss(function=loss, batch=sample),
+        loss=_outside(loss, sample),
         beside_bytes=_kept_gradient_bytes(model, loop),
         allow=allow,
         recompute=recompute,
@@ -299,7 +305,9 @@ def fit(
         remember=remember,
         report=report,
     )
-    fitted = fit_by(recipe, model, _example(model, sample, loss), progress)
+    call = _call(model, sample, loss)
+    with call.modes():
+        fitted = fit_by(recipe, model, call.sample, progress)
     plan = plan_of(fitted)
     if plan is not None:
         _said(plan, model)
@@ -348,11 +356,16 @@ def _with_known_loss(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, loss=None, beside_bytes=recipe.beside_bytes + loss_bytes)
 
 
-def _example(model: nn.Module, sample: Any, loss: Loss | None) -> Sample:
-    """Return the arguments of the model's call: the sample itself, or those that a loss makes of it."""
+def _outside(loss: Loss | None, batch: Any) -> OutsideLoss | None:
+    """Return the loss that a caller gives for a batch; None if there is none."""
+    return None if loss is None else OutsideLoss(function=with_modes_of_now(loss), batch=batch)
+
+
+def _call(model: nn.Module, sample: Any, loss: Loss | None) -> ModelCall:
+    """Return the model's call: of the sample itself, or the one that a loss makes of it."""
     check_initialized(model)
     if loss is None:
-        return Sample.of(sample)
+        return ModelCall(Sample.of(sample))
     with removed(model), torch.enable_grad():
         return call_of_model(model, loss, sample)
 

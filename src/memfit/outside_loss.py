@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit._memory_events import set_mark
+from memfit.accelerator import without_autocast
 from memfit.capture.gradient_layouts import Axes, Starts, axes_of, starting_in
 from memfit.capture.lower import lower
 from memfit.capture.outputs import differentiated, take_apart
@@ -169,7 +170,8 @@ def _measured(loss: OutsideLoss, model: nn.Module, sample: Sample, joint: Joint,
 
     def run() -> None:
         result = function(model, loss.batch)
-        _scalar_of(result).backward()
+        with without_autocast():  # see Note [Backward outside autocast]
+            _scalar_of(result).backward()
         del result
 
     with _torch.no_modes(), nothing_remains(model, sample), torch.enable_grad(), _forward_as(model, forward):

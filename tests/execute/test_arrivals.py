@@ -92,3 +92,36 @@ def test_a_model_fitted_with_a_sum_trains_by_any_other_loss(turned: bool, kernel
         for one, other in zip(plain.parameters(), fitted.parameters(), strict=True):
             torch.testing.assert_close(one.grad, other.grad)
     assert memfit.captures_of(fitted).count == 1
+
+
+class Rays(nn.Module):
+    """Outputs whose gradients are added up, and written over, where both arrive."""
+
+    def __init__(self, reshapes: bool) -> None:
+        super().__init__()
+        self.linear, self.reshapes = nn.Linear(4, 8), reshapes
+
+    def forward(self, batch: torch.Tensor) -> Outputs:
+        hidden = self.linear(batch)
+        weights = hidden.sigmoid()
+        if self.reshapes:
+            weights = weights.unflatten(1, (2, 4)).transpose(0, 1).reshape(-1, 4)
+        depths = torch.linspace(0, 1, weights.shape[-1])
+        return (weights * weights.tanh()).sum(-1), (weights * depths).sum(-1), weights.sum(-1)
+
+
+@pytest.mark.parametrize("reshapes", [False, True])
+@pytest.mark.parametrize("taken", [(0,), (1,), (2,), (0, 2), (1, 2)])
+def test_what_is_no_sum_for_want_of_a_gradient_is_not_written_over(taken: tuple[int, ...], reshapes: bool) -> None:
+    torch.manual_seed(0)
+    plain, fitted = Rays(reshapes), Rays(reshapes)
+    fitted.load_state_dict(plain.state_dict())
+    batch = torch.randn(5, 4)
+    memfit.fit(fitted, batch, progress=False)
+    for model in (plain, fitted):
+        outputs = model(batch)
+        sum((outputs[place].mean() for place in taken), torch.zeros(())).backward()
+    for one, other in zip(plain.parameters(), fitted.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.equal(one.grad, other.grad)

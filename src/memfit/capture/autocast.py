@@ -3,6 +3,11 @@
 Note [Backward outside autocast]
     A loop calls the model under autocast and `backward` outside of it, and some backward formulas round differently
     inside. So whatever memfit runs or traces has autocast on in the forward pass and off in the backward pass.
+
+Note [Autocast of the call]
+    A loss that is given may switch autocast on by itself, around its call of the model, where nothing of that is seen
+    outside of the loss. So the model is captured under what is on where the loss calls it, and the loss itself is run
+    under what is on where it was given.
 """
 
 import contextlib
@@ -10,7 +15,7 @@ from collections.abc import Iterator
 
 import torch
 
-from memfit.accelerator import kinds
+from memfit.accelerator import kinds, without_autocast
 
 Autocast = tuple[tuple[str, torch.dtype], ...]  # what it casts to, by kind of device, where it is on
 
@@ -28,4 +33,16 @@ def autocast(state: Autocast, *, enabled: bool = True) -> Iterator[None]:
         for device, dtype in state:
             cached = torch.is_autocast_cache_enabled()
             stack.enter_context(torch.autocast(device, dtype, enabled=enabled, cache_enabled=cached))
+        yield
+
+
+@contextlib.contextmanager
+def autocast_as(state: Autocast, *, cached: bool) -> Iterator[None]:
+    """Have autocast as it was elsewhere for a while: on for what the state names, off for all others."""
+    with contextlib.ExitStack() as stack:
+        if autocast_state() != state:
+            stack.enter_context(without_autocast())
+        if autocast_state() != state or cached != torch.is_autocast_cache_enabled():
+            for device, dtype in state:
+                stack.enter_context(torch.autocast(device, dtype, cache_enabled=cached))
         yield

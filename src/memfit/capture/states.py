@@ -4,6 +4,12 @@ import torch
 from torch import nn
 
 
+def first_names(model: nn.Module) -> dict[str, str]:
+    """Return for every name of a parameter the first that the same parameter has."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(each), name) for name, each in model.named_parameters(remove_duplicate=False)}
+
+
 def state_names(model: nn.Module) -> list[str]:
     """Return the names of parameters and buffers in the order in which captured calls are given them."""
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]

@@ -7,7 +7,7 @@ import operator
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ from memfit.capture.refusals import Refusals, check_no_attributes, refusing
 from memfit.capture.sample import Sample, check_sample
 from memfit.capture.snapshot import Snapshot
 from memfit.capture.state import draws_put_back
-from memfit.capture.states import buffers_by_place, keep_buffers, state_names, states_of_calls
+from memfit.capture.states import buffers_by_place, first_names, keep_buffers, state_names, states_of_calls
 from memfit.collecting import collected_later
 from memfit.errors import CaptureError, InvalidInput, MemfitError, first_line
 from memfit.ops.number import NotFollowed
@@ -189,7 +189,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         template=subject.template,
         differentiated=subject.differentiated,
         undifferentiated=subject.undifferentiated,
-        cast_anew=_cast_anew(export.graph_module) if subject.caches_casts else (),
+        cast_anew=_cast_anew(export.graph_module, subject.first_names) if subject.caches_casts else (),
         avoided_values=last_try,
         guards=guards,
         effects=subject.effects,
@@ -245,6 +245,7 @@ class _Subject(nn.Module):
         self.late = LateReads()
         self.inner: tuple[int, ...] = ()
         self.uses: tuple[tuple[int, ...], ...] = ()
+        self.first_names = first_names(model)
         self._traces = 0
         self.training = model.training
 
@@ -398,19 +399,19 @@ def _restore_shared_results(graph: fx.Graph) -> None:
 _SHARED_RESULTS = {torch.ops.aten.mkldnn_rnn_layer_backward.default: (3, 4)}
 
 
-def _cast_anew(graph_module: fx.GraphModule) -> tuple[str, ...]:
-    """Parameters that are cast to one dtype more than once.
+def _cast_anew(graph_module: fx.GraphModule, first: Mapping[str, str]) -> tuple[str, ...]:
+    """Parameters that are cast to one dtype more than once, under whatever names: `first` has the one to say.
 
     Outside a trace autocast keeps the first cast and adds up gradients in the lower precision;
     in a trace every use casts and gradients are added up in full precision.
     """
     casts = Counter(
-        (node.args[0].meta["desc"].target, node.kwargs.get("dtype"))
+        (first[node.args[0].meta["desc"].target.removeprefix(ROOT + ".")], node.kwargs.get("dtype"))
         for node in graph_module.graph.nodes
         if node.target is torch.ops.aten._to_copy.default
         and type(node.args[0].meta.get("desc")).__name__ == "ParamAOTInput"
     )
-    return tuple(path.removeprefix(ROOT + ".") for (path, _), count in casts.items() if count > 1)
+    return tuple(path for (path, _), count in casts.items() if count > 1)
 
 
 def _as_fake_as(model: nn.Module, sample: Sample) -> Sample:

@@ -1,10 +1,14 @@
 """A model and its loss: as one module that is captured, or the call of the model that a loss makes."""
 
+import contextlib
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import nn
 
+from memfit.capture.autocast import Autocast, autocast_as, autocast_state
 from memfit.capture.sample import Sample
 from memfit.errors import InvalidInput
 
@@ -22,15 +26,39 @@ class WithLoss(nn.Module):
         return self._loss(self.model, batch)
 
 
+@dataclasses.dataclass(frozen=True)
+class ModelCall:
+    """A call of the model: its arguments, and what autocast does there, see Note [Autocast of the call]."""
+
+    sample: Sample
+    autocast: Autocast = dataclasses.field(default_factory=autocast_state)
+    caches_casts: bool = dataclasses.field(default_factory=torch.is_autocast_cache_enabled)
+
+    def modes(self) -> contextlib.AbstractContextManager[None]:
+        """Return what makes autocast as it is at the call."""
+        return autocast_as(self.autocast, cached=self.caches_casts)
+
+
 class _Called(BaseException):
     """Ends a loss where it calls the model; no handler of the loss's own for errors takes it for one."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
-        self.sample = Sample(args, kwargs)
+        self.call = ModelCall(Sample(args, kwargs))
 
 
-def call_of_model(model: nn.Module, loss: Callable[[Any, Any], Any], batch: Any) -> Sample:
+def with_modes_of_now(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return a loss that runs under the autocast of here and now, wherever it is called."""
+    here = ModelCall(Sample())
+
+    def run(model: Any, batch: Any) -> Any:
+        with here.modes():
+            return loss(model, batch)
+
+    return run
+
+
+def call_of_model(model: nn.Module, loss: Callable[[Any, Any], Any], batch: Any) -> ModelCall:
     """Find the arguments that a loss calls the model with; the model is not run."""
 
     def end(_model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -40,7 +68,7 @@ def call_of_model(model: nn.Module, loss: Callable[[Any, Any], Any], batch: Any)
     try:
         loss(model, batch)
     except _Called as called:
-        return called.sample
+        return called.call
     finally:
         hook.remove()
     raise InvalidInput(

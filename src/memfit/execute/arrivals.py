@@ -12,6 +12,10 @@ Note [Another loss]
     `capture/gradient_layouts.py`), reads that number alone. Who trains by another loss than `fit` was told of hands
     over a gradient of other numbers. So it is noted what has arrived, and such a gradient is read whole, by a backward
     graph of its own.
+
+Note [Not a sum of its own]
+    Where nothing is added, what stands for the sum is the other summand itself: it may be one number expanded, or be
+    read by others still. So nothing is written over either of the two, and a view of the sum may have to be a copy.
 """
 
 import threading
@@ -23,14 +27,18 @@ from torch import fx
 
 from memfit import _torch
 from memfit.capture.gradient_layouts import axes_of
+from memfit.capture.nodes import tensors_of
 from memfit.capture.trace import Joint
 from memfit.errors import ExecutionError
+from memfit.execute.codegen import OVERWRITES
 from memfit.execute.sums import zeros_of
+from memfit.tensors import storage_key
 
 Boxed = Callable[[list[Any]], list[Any]]  # empties the list it is given
 Outputs = frozenset[int]  # by place
 
 _ABSENT = object()
+_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 class Arrivals:
@@ -129,35 +137,60 @@ _ANOTHER_LOSS = (
 
 def _without(graph: fx.Graph, missing: Outputs) -> fx.Graph:
     """A backward graph without the gradients of some outputs."""
-    made = fx.Graph(graph.owning_module)
-    values: dict[fx.Node, Any] = {}
-    follow: set[fx.Node] = set()  # what depends on gradients that have arrived
-    for node in graph.nodes:
-        if node.op == "placeholder":
-            copied = made.node_copy(node)
-            output = _output_of(node)
-            values[node] = _ABSENT if output in missing else copied
-            if output is not None and output not in missing:
-                follow.add(node)
-        elif node.op == "output":
-            made.output(fx.map_arg(node.args[0], lambda each: None if values[each] is _ABSENT else values[each]))
-        else:
-            values[node] = _reduced(made, node, values, follow)
-            if not follow.isdisjoint(node.all_input_nodes):
-                follow.add(node)
-    return made
+    return _Reduction(graph, missing).made
 
 
-def _reduced(made: fx.Graph, node: fx.Node, values: dict[fx.Node, Any], follow: set[fx.Node]) -> Any:
-    """A call without what is missing, see Note [No gradient is not zero]."""
-    read = node.all_input_nodes
-    missing = [each for each in read if values[each] is _ABSENT]
-    if missing and follow.isdisjoint(read):
-        return _ABSENT
-    if missing and node.target is torch.ops.aten.add.Tensor and len(read) == 2 and not node.kwargs:
-        return next(values[each] for each in read if each not in missing)
-    given = {each: _zeros(made, each) for each in missing}
-    return made.node_copy(node, lambda each: given.get(each, values[each]))
+class _Reduction:
+    """Copies a backward graph without what depends only on what is missing, see Note [No gradient is not zero]."""
+
+    def __init__(self, graph: fx.Graph, missing: Outputs) -> None:
+        self.made = fx.Graph(graph.owning_module)
+        self._values: dict[fx.Node, Any] = {}
+        self._follow: set[fx.Node] = set()  # what depends on gradients that have arrived
+        self._lent: set[int] = set()  # memory of sums that are none, and of their summands; Note [Not a sum of its own]
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                self._take(node, missing)
+            elif node.op == "output":
+                self.made.output(fx.map_arg(node.args[0], self._result))
+            else:
+                self._values[node] = self._call(node)
+                if not self._follow.isdisjoint(node.all_input_nodes):
+                    self._follow.add(node)
+
+    def _take(self, node: fx.Node, missing: Outputs) -> None:
+        copied = self.made.node_copy(node)
+        output = _output_of(node)
+        self._values[node] = _ABSENT if output in missing else copied
+        if output is not None and output not in missing:
+            self._follow.add(node)
+
+    def _result(self, node: fx.Node) -> Any:
+        return None if self._values[node] is _ABSENT else self._values[node]
+
+    def _call(self, node: fx.Node) -> Any:
+        """A call without what is missing."""
+        read = node.all_input_nodes
+        missing = [each for each in read if self._values[each] is _ABSENT]
+        if missing and self._follow.isdisjoint(read):
+            return _ABSENT
+        if missing and node.target is torch.ops.aten.add.Tensor and len(read) == 2 and not node.kwargs:
+            summand = next(each for each in read if each not in missing)
+            self._lent |= _memory(node) | _memory(summand)
+            return self._values[summand]
+        given = {each: _zeros(self.made, each) for each in missing}
+        copied = self.made.node_copy(node, lambda each: given.get(each, self._values[each]))
+        first = node.args[0] if node.args else None
+        if isinstance(first, fx.Node) and not self._lent.isdisjoint(_memory(first)):
+            if node.meta.get(OVERWRITES):
+                copied.meta[OVERWRITES] = False
+            if node.target in _VIEWS:
+                copied.target = torch.ops.aten.reshape.default
+        return copied
+
+
+def _memory(node: fx.Node) -> set[int]:
+    return {storage_key(each) for each in tensors_of(node)}
 
 
 def _zeros(made: fx.Graph, node: fx.Node) -> fx.Node:

@@ -9,7 +9,8 @@ Note [Which parts]
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -39,6 +40,8 @@ from memfit.regions.marked import MarkedCall
 from memfit.runner import check_equal_to_eager
 from memfit.tensors import storage_bytes
 from memfit.units import format_bytes
+
+Holders = Mapping[nn.Parameter, set[nn.Module]]
 
 KEEPS_LITTLE = "it keeps only"  # begins the reason of a part that is not worth planning
 
@@ -180,6 +183,7 @@ class RegionSearch:
         self._must_fit = must_fit
         self._kinds: dict[str, Kind] = {}
         self._seen = {model}
+        self._shared = _holders(model)
 
     def look_into(self, path: str, module: nn.Module) -> None:
         for name, part in module.named_children():
@@ -194,7 +198,7 @@ class RegionSearch:
             return
         try:
             with internal_errors(f"planning {path}"):
-                reason = next(_refusals(module, calls), "") or self._captured(path, module, calls)
+                reason = next(_refusals(module, calls, self._shared), "") or self._captured(path, module, calls)
         except MemfitError as error:
             reason = str(error)
         if reason:
@@ -273,16 +277,20 @@ def _without_memory(sample: Sample) -> Sample:
     return Sample(args, kwargs)
 
 
-def _refusals(module: nn.Module, calls: list[NotedCall]) -> Iterator[str]:
-    """Why a part cannot be a region, whatever it computes."""
+def _refusals(module: nn.Module, calls: list[NotedCall], shared: Holders) -> Iterator[str]:
+    """Why a part cannot be a region, whatever it computes; `shared` tells which modules have which parameters."""
     if not module.training:
         yield "it is in eval mode, in which its own forward runs"
     if not all(call.with_gradients for call in calls):
         yield "it runs without gradients, or again in the backward pass (by torch.utils.checkpoint)"
     if any(call.autocast != autocast_state() for call in calls):
         yield "it is called in an autocast block of the model"
-    if len(calls) > 1 and autocast_state() and torch.is_autocast_cache_enabled() and [*_cast(module)]:
-        yield "it is called more than once under autocast, which casts its parameters once"
+    if autocast_state() and torch.is_autocast_cache_enabled():
+        if len(calls) > 1 and [*_cast(module)]:
+            yield "it is called more than once under autocast, which casts its parameters once"
+        inside = {*module.modules()}
+        if any(not shared.get(each, set()) <= inside for each in _cast(module)):
+            yield "it shares a parameter with another part under autocast, which casts that once for both"
     if any(call.overwritten for call in calls):
         yield "what it is given or returns is changed in place"
     if any(call.adds_otherwise for call in calls):
@@ -293,6 +301,17 @@ def _refusals(module: nn.Module, calls: list[NotedCall]) -> Iterator[str]:
         yield "gradients of what it returns are laid out in different ways from call to call"
     if len({kind_of_arguments(call.sample.args, dict(call.sample.kwargs)) for call in calls}) > 1:
         yield "it is called with arguments of different kinds in one step"
+
+
+def _holders(model: nn.Module) -> Holders:
+    """Return by parameter the modules that have it and may cast it; lookups do not."""
+    holders: dict[nn.Parameter, set[nn.Module]] = defaultdict(set)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            continue
+        for each in module.parameters(recurse=False):
+            holders[each].add(module)
+    return holders
 
 
 def _cast(module: nn.Module) -> Iterator[nn.Parameter]:
