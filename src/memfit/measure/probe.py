@@ -7,11 +7,13 @@ Note [Cold operators]
 Note [Room]
     A probe makes what its operator reads, once for all arguments of a dtype where nothing is written into them, and
     runs it. That must fit the room there is, with what the operator makes and a workspace that is guessed: the largest
-    share that calls of the same operator took of what they read and made, all of it before one was seen. So small
-    calls come first, and where none fits, one on fewer rows is run to learn from. What does not fit is not run: its
-    workspace is that guess, and is marked as a bound.
+    share that calls of the same kind took of what they read and made, all of it before one was seen. Kinds tell apart
+    the numbers an operator is given: a convolution of as many groups as channels may take a hundred times what it
+    reads, one without groups takes about that. So small calls come first, and where none fits, one of its kind on fewer
+    rows is run to learn from. What does not fit is not run: its workspace is that guess, and is marked as a bound.
 """
 
+import itertools
 import logging
 import statistics
 import time
@@ -109,26 +111,27 @@ def _probe_all(
     too_big: list[str] = []
     waiting = list(missing)
     while waiting:
-        batch = [each for each in waiting if room.fits(each)][:_BATCH]
+        batch = list(itertools.islice(filter(room.fits, waiting), _BATCH))
         if not batch and not _learn_from_smaller(waiting, room):
             break
         done = len(missing) - len(waiting)
         tell = None if progress is None else lambda more, done=done: progress(done + more, len(missing))
         too_big += _probe_batch(batch, room, fresh, tell, timed=timed)
-        waiting = [each for each in waiting if each not in set(batch)]
+        begun = set(batch)
+        waiting = [each for each in waiting if each not in begun]
     return too_big + waiting
 
 
 def _learn_from_smaller(too_big: Sequence[str], room: "_Room") -> bool:
-    """Run calls on fewer rows of operators of which nothing is known; whether something was learned."""
-    unknown = {signatures.operator_name(each): each for each in reversed(too_big) if not room.knows(each)}
-    for name, signature in unknown.items():
+    """Run calls on fewer rows of kinds of which nothing is known; whether something was learned."""
+    unknown = {signatures.kind(each): each for each in reversed(too_big) if not room.knows(each)}
+    for kind, signature in unknown.items():
         smaller = signatures.with_fewer_rows(signature, _FEWER)
         seen: dict[str, OperatorCost] = {}
         if smaller is not None and room.fits(smaller):
             _probe_batch([smaller], room, seen, None, timed=False)
         if not seen:
-            room.give_up(name)
+            room.give_up(kind)
     return bool(unknown)
 
 
@@ -143,8 +146,8 @@ class _Room:
     def __init__(self, room_bytes: int, made_bytes: Mapping[str, int]) -> None:
         self._room_bytes = room_bytes
         self._made_bytes = made_bytes
-        self._not_seen: set[str] = set()  # operators of which no call fits
-        self._shares: dict[str, float] = {}  # by operator: the largest workspace to what a call reads and makes
+        self._not_seen: set[str] = set()  # kinds of which no call fits
+        self._shares: dict[str, float] = {}  # by kind, and by operator: the largest workspace to what is read and made
 
     def call_bytes(self, signature: str) -> int:
         """Return what a call reads and makes."""
@@ -152,26 +155,31 @@ class _Room:
 
     def learn(self, signature: str, cost: OperatorCost) -> None:
         call_bytes = sum(signatures.argument_bytes(signature)) + sum(cost.output_bytes)
-        name, share = signatures.operator_name(signature), cost.workspace_bytes / max(1, call_bytes)
-        self._shares[name] = max(share, self._shares.get(name, 0.0))
+        share = cost.workspace_bytes / max(1, call_bytes)
+        for key in (signatures.kind(signature), signatures.operator_name(signature)):
+            self._shares[key] = max(share, self._shares.get(key, 0.0))
 
     def knows(self, signature: str) -> bool:
-        """Return whether a call of the same operator was seen, or cannot be."""
-        name = signatures.operator_name(signature)
-        return name in self._shares or name in self._not_seen
+        """Return whether a call of the same kind was seen, or cannot be."""
+        kind = signatures.kind(signature)
+        return kind in self._shares or kind in self._not_seen
 
-    def give_up(self, name: str) -> None:
-        """Go on without having seen an operator of this name."""
-        self._not_seen.add(name)
+    def give_up(self, kind: str) -> None:
+        """Go on without having seen a call of this kind."""
+        self._not_seen.add(kind)
 
     def guess_bytes(self, signature: str) -> int:
         """A workspace that is expected of a call before it runs."""
-        name = signatures.operator_name(signature)
-        return int(self._shares.get(name, _unknown_share(name)) * self.call_bytes(signature))
+        return self._share_bytes(signature, _unknown_share(signatures.operator_name(signature)))
 
     def bound_bytes(self, signature: str) -> int:
         """A workspace that is not expected to be exceeded by a call that does not run."""
-        return int(self._shares.get(signatures.operator_name(signature), _UNKNOWN_SHARE) * self.call_bytes(signature))
+        return self._share_bytes(signature, _UNKNOWN_SHARE)
+
+    def _share_bytes(self, signature: str, unknown: float) -> int:
+        """The share of its kind, or else of its operator, or else what is taken for an unknown one."""
+        by_operator = self._shares.get(signatures.operator_name(signature), unknown)
+        return int(self._shares.get(signatures.kind(signature), by_operator) * self.call_bytes(signature))
 
     def bounded(self, signature: str) -> OperatorCost:
         """The cost of a call that is not run."""
