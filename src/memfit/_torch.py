@@ -30,6 +30,8 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
 `failures_unlogged` rests on the logger of `torch._subclasses.fake_tensor` and on what it says of operators that fail.
 `fake_results_through` rests on `FakeTensorMode.dispatch`
     Every operator on fake tensors passes it, in the forward and in the backward pass of a trace.
+`scripts_inlined` rests on `ScriptFunction.__call__`, on `_torchdynamo_inline` and on `_try_get_jit_cached_function`
+    What was compiled by torch.jit.script runs as it was written: the interpreter cannot make tensors in a trace.
 `no_modes` rests on `_disable_current_modes`
     Compute on real tensors while a trace is running.
 `below_autograd` rests on `_AutoDispatchBelowAutograd`
@@ -120,6 +122,7 @@ from torch._subclasses.fake_tensor import (
 from torch.autograd import forward_ad
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.jit._state import _try_get_jit_cached_function
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._device import DeviceContext
@@ -173,6 +176,7 @@ __all__ = [
     "plain_function",
     "result_places",
     "saved_tensors_hooks",
+    "scripts_inlined",
     "sequence_number",
     "split_joint",
     "tracing_flags",
@@ -319,6 +323,31 @@ def fake_results_through(correct: Callable[[FakeTensorMode, Any, Any, Any, Any],
         yield
     finally:
         FakeTensorMode.dispatch = own  # type: ignore[method-assign]
+
+
+_script_of: Callable[[Any], Any] = _try_get_jit_cached_function
+
+
+@contextlib.contextmanager
+def scripts_inlined() -> Iterator[None]:
+    """Let functions that torch.jit.script compiled run as they were written, in this thread."""
+    scripts: Any = torch.jit.ScriptFunction
+    own, thread = scripts.__call__, threading.get_ident()
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        written: Any = getattr(self, "_torchdynamo_inline", None)
+        if written is None or threading.get_ident() != thread:
+            return own(self, *args, **kwargs)
+        # What torch.jit.trace made is not what was written: it goes the way that its example went.
+        compiled: Any = _script_of(written)
+        is_script = compiled is not None and compiled.qualified_name == self.qualified_name
+        return written(*args, **kwargs) if is_script else own(self, *args, **kwargs)
+
+    scripts.__call__ = call
+    try:
+        yield
+    finally:
+        scripts.__call__ = own
 
 
 def compile_joint(

@@ -9,7 +9,8 @@ Note [Known values]
     `arange` with itself to find packed sequences). Values made from nothing but factory
     calls are the same in every step, so the Recorder computes them beside the trace and
     answers `bool(x)` and `x.item()` from them. Values that depend on the batch, on
-    parameters or on a generator are never known: a question about one fails the capture.
+    parameters or on a generator are never known: a question about one fails the capture, but for comparisons
+    with what bounds it, see Note [Draws between 0 and 1] in `uniform.py`.
 """
 
 import dataclasses
@@ -43,6 +44,7 @@ from memfit.capture.eager_calls import (
     with_statistics_apart,
     written,
 )
+from memfit.capture.uniform import UniformDraws
 from memfit.tensors import tensors_in
 
 ANNOTATION = "memfit"
@@ -108,6 +110,7 @@ class KnownValues:
 
     def __init__(self) -> None:
         self._values: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._uniform = UniformDraws()
         self._spoiled: set[int] = set()  # storages overwritten with something unknown
 
     def remember(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -131,6 +134,7 @@ class KnownValues:
             with _torch.no_modes():
                 self._values[result] = args[0].clone()  # the trace keeps the tensor itself as a constant
             return
+        self._uniform.follow(operator, args, result)
         real = None if not _is_small(result) else self._computed(operator, args, kwargs)
         if real is None:
             self._spoil(operator, tensors_in((args, kwargs)))
@@ -147,6 +151,10 @@ class KnownValues:
         return result
 
     def _computed(self, operator: Any, args: Any, kwargs: Any) -> Any | None:
+        compared = self._uniform.compared(operator, args)
+        if compared is not None:
+            with _torch.no_modes():
+                return torch.full(args[0].shape, compared)
         known = [self._lookup(tensor) for tensor in tensors_in((args, kwargs))]
         if any(value is None for value in known) or draws(operator):
             return None

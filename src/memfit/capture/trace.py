@@ -37,6 +37,7 @@ from memfit.capture.sample import Sample, check_sample
 from memfit.capture.snapshot import Snapshot
 from memfit.capture.state import draws_put_back
 from memfit.capture.states import buffers_by_place, first_names, keep_buffers, state_names, states_of_calls
+from memfit.capture.tied_gradients import add_up_as_eager
 from memfit.collecting import collected_later
 from memfit.errors import CaptureError, InvalidInput, MemfitError, first_line
 from memfit.ops.number import NotFollowed
@@ -162,7 +163,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
             # Autograd's own account of a failure; ours follows.
             warnings.filterwarnings("ignore", message="Error detected in")
             # See Note [Backward outside autocast] in `autocast.py`.
-            with autocast(subject.autocast, enabled=False), real_layouts():
+            with autocast(subject.autocast, enabled=False), real_layouts(), _torch.scripts_inlined():
                 with subject.numbers.giving():
                     export = _torch.export_joint(attempt, subject, sample.args, dict(sample.kwargs))
                 subject.numbers.restore()
@@ -181,6 +182,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
     assert subject.template is not None
     _check_dense(type(subject.model).__name__, export.graph_module.graph)
     _restore_shared_results(export.graph_module.graph)
+    add_up_as_eager(export.graph_module.graph)
     if subject.copied:
         take_out_copies(export.graph_module.graph, subject.copied)
     return Joint(

@@ -87,6 +87,12 @@ def operator_name(signature: str) -> str:
     return signature[2 : signature.index('"', 2)]
 
 
+def kind(signature: str) -> str:
+    """Return what calls of one kind have in common: the operator, and single numbers that it is given, as `groups`."""
+    name, args, _ = json.loads(signature)
+    return json.dumps([name, *(each for each in args if isinstance(each, bool | int | float))])
+
+
 def argument_bytes(signature: str) -> list[int]:
     """Return the bytes of every tensor that a call reads."""
     _, args, kwargs = json.loads(signature)
