@@ -3,10 +3,16 @@
 Note [Backward outside autocast]
     A loop calls the model under autocast and `backward` outside of it, and some backward formulas round differently
     inside. So whatever memfit runs or traces has autocast on in the forward pass and off in the backward pass.
+
+Note [Casts once]
+    Autocast casts a parameter once, keeps the cast while its outermost block lasts, and so adds up the gradients of all
+    uses in the lower precision. A trace of torch's casts at every use. So it is noted whether a forward runs in such a
+    block; operators below autocast cannot tell.
 """
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -29,3 +35,22 @@ def autocast(state: Autocast, *, enabled: bool = True) -> Iterator[None]:
             cached = torch.is_autocast_cache_enabled()
             stack.enter_context(torch.autocast(device, dtype, enabled=enabled, cache_enabled=cached))
         yield
+
+
+@contextlib.contextmanager
+def casts_noted() -> Iterator[list[bool]]:
+    """Yield a list that gets an item for every autocast block entered meanwhile that keeps casts of parameters."""
+    noted: list[bool] = []
+    own = torch.autocast.__enter__
+
+    def enter(block: torch.autocast) -> Any:
+        entered = own(block)
+        if torch.is_autocast_cache_enabled() and autocast_state():
+            noted.append(True)
+        return entered
+
+    torch.autocast.__enter__ = enter  # type: ignore[method-assign]
+    try:
+        yield noted
+    finally:
+        torch.autocast.__enter__ = own  # type: ignore[method-assign]
