@@ -5,7 +5,8 @@ Note [No gradient is not zero]
     hands zeros to a captured backward pass instead, from which those parameters would get zeros, by which optimizers
     decay them. So it is noted which gradients have arrived, and for every set of them there is a backward graph of its
     own: what depends only on gradients that have not arrived is not computed; where it would be added to something,
-    that stays as it is; other operators that read it get zeros, as in the eager run.
+    that stays as it is; other operators that read it get zeros, as in the eager run. What stays as it is has two names
+    then, so nothing is written over it.
 
 Note [Another loss]
     A backward pass that starts from one number, expanded (Note [Gradients of outputs] in
@@ -23,9 +24,11 @@ from torch import fx
 
 from memfit import _torch
 from memfit.capture.gradient_layouts import axes_of
+from memfit.capture.nodes import tensors_of
 from memfit.capture.trace import Joint
 from memfit.errors import ExecutionError
-from memfit.execute.codegen import generate
+from memfit.execute.codegen import OVERWRITES, generate
+from memfit.tensors import storage_key
 
 Boxed = Callable[[list[Any]], list[Any]]  # empties the list it is given
 Outputs = frozenset[int]  # by place
@@ -132,6 +135,7 @@ def _without(graph: fx.Graph, missing: Outputs) -> fx.Graph:
     made = fx.Graph(graph.owning_module)
     values: dict[fx.Node, Any] = {}
     follow: set[fx.Node] = set()  # what depends on gradients that have arrived
+    named_twice: set[int] = set()  # storages of sums of which one part is missing, and of the other part
     for node in graph.nodes:
         if node.op == "placeholder":
             copied = made.node_copy(node)
@@ -142,22 +146,29 @@ def _without(graph: fx.Graph, missing: Outputs) -> fx.Graph:
         elif node.op == "output":
             made.output(fx.map_arg(node.args[0], lambda each: None if values[each] is _ABSENT else values[each]))
         else:
-            values[node] = _reduced(made, node, values, follow)
+            values[node] = _reduced(made, node, values, follow, named_twice)
             if not follow.isdisjoint(node.all_input_nodes):
                 follow.add(node)
     return made
 
 
-def _reduced(made: fx.Graph, node: fx.Node, values: dict[fx.Node, Any], follow: set[fx.Node]) -> Any:
+def _reduced(
+    made: fx.Graph, node: fx.Node, values: dict[fx.Node, Any], follow: set[fx.Node], named_twice: set[int]
+) -> Any:
     """A call without what is missing, see Note [No gradient is not zero]."""
     read = node.all_input_nodes
     missing = [each for each in read if values[each] is _ABSENT]
     if missing and follow.isdisjoint(read):
         return _ABSENT
     if missing and node.target is torch.ops.aten.add.Tensor and len(read) == 2 and not node.kwargs:
-        return next(values[each] for each in read if each not in missing)
+        left = next(each for each in read if each not in missing)
+        named_twice.update(storage_key(tensor) for each in (node, left) for tensor in tensors_of(each))
+        return values[left]
     given = {each: _zeros(made, each) for each in missing}
-    return made.node_copy(node, lambda each: given.get(each, values[each]))
+    copied = made.node_copy(node, lambda each: given.get(each, values[each]))
+    if copied.meta.get(OVERWRITES) and storage_key(tensors_of(read[0])[0]) in named_twice:
+        copied.meta[OVERWRITES] = False
+    return copied
 
 
 def _zeros(made: fx.Graph, node: fx.Node) -> fx.Node:
