@@ -10,6 +10,7 @@ from torch import nn
 import memfit
 from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
+from memfit.errors import CaptureError
 
 
 class Attention(nn.Module):
@@ -63,3 +64,27 @@ def test_a_parameter_that_is_cast_once_for_two_uses_is_not_captured_whole(block:
     around = contextlib.nullcontext() if block else torch.autocast("cpu", torch.bfloat16)
     with around, traced(Twice(block), Sample.of(torch.randn(2, 8, 16))) as joint:
         assert set(joint.cast_anew) == {"deep.weight", "deep.bias"}
+
+
+class Products(nn.Module):
+    """Its operator casts inside, in a block of the model's own or in one around it."""
+
+    def __init__(self, block: bool) -> None:
+        super().__init__()
+        self.products = nn.Bilinear(8, 8, 4)
+        self.block = torch.autocast("cpu", torch.bfloat16) if block else contextlib.nullcontext()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with self.block:
+            return self.products(x, x.flip(-1)).float().square().mean()
+
+
+@pytest.mark.parametrize("block", [False, True])
+def test_an_operator_that_casts_inside_is_refused_wherever_the_block_is(block: bool) -> None:
+    around = contextlib.nullcontext() if block else torch.autocast("cpu", torch.bfloat16)
+    with (
+        around,
+        pytest.raises(CaptureError, match="casts inside"),
+        traced(Products(block), Sample.of(torch.randn(2, 8))),
+    ):
+        pass

@@ -38,19 +38,18 @@ def autocast(state: Autocast, *, enabled: bool = True) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def casts_noted() -> Iterator[list[bool]]:
-    """Yield a list that gets an item for every autocast block entered meanwhile that keeps casts of parameters."""
-    noted: list[bool] = []
+def casts_noted(noted: list[bool]) -> Iterator[None]:
+    """Add an item for every autocast block entered meanwhile that casts: whether it keeps casts of parameters."""
     own = torch.autocast.__enter__
 
     def enter(block: torch.autocast) -> Any:
         entered = own(block)
-        if torch.is_autocast_cache_enabled() and autocast_state():
-            noted.append(True)
+        if autocast_state():
+            noted.append(torch.is_autocast_cache_enabled())
         return entered
 
     torch.autocast.__enter__ = enter  # type: ignore[method-assign]
     try:
-        yield noted
+        yield
     finally:
         torch.autocast.__enter__ = own  # type: ignore[method-assign]

@@ -181,12 +181,12 @@ class Recorder(TorchDispatchMode):
     """Marks the nodes of a trace and answers questions about known values."""
 
     def __init__(
-        self, modules: ModuleStack, ran: Callable[[FrameType], None], *, casts: bool = False, runs: bool = True
+        self, modules: ModuleStack, ran: Callable[[FrameType], None], *, casts: Callable[[], bool], runs: bool = True
     ) -> None:
         """Store what is followed.
 
-        `ran` is told which functions of the model's code run operators. `casts`: under autocast. `runs`: the trace is
-        to run, so that it must do what the eager run does.
+        `ran` is told which functions of the model's code run operators. `casts` tells whether there is autocast.
+        `runs`: the trace is to run, so that it must do what the eager run does.
         """
         super().__init__()
         self._casts, self._runs = casts, runs
@@ -223,7 +223,7 @@ class Recorder(TorchDispatchMode):
             answer = self._known.answer(args[0])
             if answer is not None:
                 return answer
-        if self._casts and self._runs:
+        if self._runs and self._casts():
             refuse_casts_inside(func)
         if self._runs:
             refuse_other_formulas(func, args)

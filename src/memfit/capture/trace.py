@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import operator
 import time
@@ -250,7 +251,9 @@ class _Subject(nn.Module):
         self._snapshot.restore_attributes()  # the forward is traced more than once
         self.reads.restore()
         self._note_arrivals([*states_of_calls(self.model), *pytree.tree_leaves((args, kwargs))])
-        recorder = Recorder(self.module_stack, self.reads.ran, casts=bool(self.autocast), runs=self._runs)
+        noted: list[bool] = []  # autocast blocks of the model's own
+        casts = functools.partial(any, (self.autocast, noted))
+        recorder = Recorder(self.module_stack, self.reads.ran, casts=casts, runs=self._runs)
         refusals = refusing(again=self._traces > 0) if self._runs else contextlib.nullcontext(Refusals())
         self._traces += 1
         with (
@@ -263,12 +266,12 @@ class _Subject(nn.Module):
             buffers = buffers_by_place(self.model)
             in_layout = ChannelsLast() if self._channels_last else contextlib.nullcontext()
             self.numbers.begin()
-            with autocast(self.autocast), casts_noted() as noted, in_layout:
+            with autocast(self.autocast), casts_noted(noted), in_layout:
                 output = (self.model if self._with_hooks else self.model.forward)(*args, **kwargs)
             self.late = LateReads.of(tensors_in(output), refused)
             self.numbers.restore()
             keep_buffers(self.model, buffers)
-        self.casts_once = bool(noted or (self.autocast and self._keeps_casts))
+        self.casts_once = any(noted) or (bool(self.autocast) and self._keeps_casts)
         given = [*states_of_calls(self.model), *pytree.tree_leaves((args, kwargs))]
         if self._runs:
             check_no_attributes(tensors_in(output))
