@@ -125,3 +125,33 @@ def test_what_is_no_sum_for_want_of_a_gradient_is_not_written_over(taken: tuple[
         assert one.grad is not None
         assert other.grad is not None
         assert torch.equal(one.grad, other.grad)
+
+
+class WithItsSize(nn.Module):
+    """The gradients of both outputs are added up, and the sum is written over where both arrive."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 32)
+
+    def forward(self, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        output = F.gelu(self.linear(batch))
+        return output, output.square().mean()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_gradient_that_arrives_alone_is_not_written_over(weighted: bool) -> None:
+    """It may be a tensor of the loop's own, or one number, expanded."""
+    torch.manual_seed(0)
+    plain, fitted = WithItsSize(), WithItsSize()
+    fitted.load_state_dict(plain.state_dict())
+    batch = torch.randn(32, 16)
+    memfit.fit(fitted, batch, "smallest", backward_from="all", time_limit=1, progress=False)
+    given = torch.randn(32, 32) if weighted else torch.ones(()).expand(32, 32)
+    before = given.clone()
+    for model in (plain, fitted):
+        output, _ = model(batch)
+        output.backward(given)
+        assert torch.equal(given, before)
+    for one, other in zip(plain.parameters(), fitted.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)

@@ -189,18 +189,17 @@ class Recorder(TorchDispatchMode):
     """Marks the nodes of a trace and answers questions about known values."""
 
     def __init__(
-        self, modules: ModuleStack, ran: Callable[[FrameType], None], *, casts: bool = False, runs: bool = True
+        self, modules: ModuleStack, ran: Callable[[FrameType], None], *, casts: Callable[[], bool], runs: bool = True
     ) -> None:
         """Store what is followed.
 
-        `ran` is told which functions of the model's code run operators. `casts`: under autocast. `runs`: the trace is
-        to run, so that it must do what the eager run does.
+        `ran` is told which functions of the model's code run operators. `casts` tells whether there is autocast.
+        `runs`: the trace is to run, so that it must do what the eager run does.
         """
         super().__init__()
         self._casts, self._runs = casts, runs
         self._modules = modules
         self._ran = ran
-        self.saw_autocast = False  # whether any operator ran inside an autocast region
         self._known = KnownValues()
         self._checkpoints: list[FrameType] = []  # kept, so that no later frame has the place of an earlier one
 
@@ -232,8 +231,7 @@ class Recorder(TorchDispatchMode):
             answer = self._known.answer(args[0])
             if answer is not None:
                 return answer
-        self.saw_autocast = self.saw_autocast or torch.is_autocast_enabled(_device_type(args))
-        if self._casts and self._runs:
+        if self._runs and self._casts():
             refuse_casts_inside(func)
         if self._runs:
             refuse_other_formulas(func, args)
@@ -286,10 +284,6 @@ def short_line(filename: str, line: int) -> str:
     """A line of code without the folders that differ from machine to machine."""
     folder, name = os.path.split(filename)
     return f"{os.path.basename(folder)}/{name}:{line}" if folder else f"{name}:{line}"
-
-
-def _device_type(args: Any) -> str:
-    return next((leaf.device.type for leaf in args if isinstance(leaf, torch.Tensor)), "cpu")
 
 
 def _overwrites_first(operator: Any) -> bool:

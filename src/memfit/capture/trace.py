@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import operator
 import time
@@ -18,7 +19,7 @@ from memfit import _torch
 from memfit._memory_events import MemoryRecorder
 from memfit.alone import alone, others_run
 from memfit.capture.arguments import GivenContainers, as_given
-from memfit.capture.autocast import autocast, autocast_state
+from memfit.capture.autocast import autocast, autocast_state, casts_noted
 from memfit.capture.borders import places_of_inner, uses_of
 from memfit.capture.diagnose import explain
 from memfit.capture.effects import Effect
@@ -191,7 +192,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         template=subject.template,
         differentiated=subject.differentiated,
         undifferentiated=subject.undifferentiated,
-        cast_anew=_cast_anew(export.graph_module, subject.first_names) if subject.caches_casts else (),
+        cast_anew=_cast_anew(export.graph_module, subject.first_names) if subject.casts_once else (),
         avoided_values=last_try,
         guards=guards,
         effects=subject.effects,
@@ -232,8 +233,9 @@ class _Subject(nn.Module):
         self.starts = starts
         self.copied: tuple[int, ...] = ()  # outputs that are traced through a copy
         self._runs = runs
-        self.caches_casts = torch.is_autocast_cache_enabled()  # asked here: a trace switches it off
+        self._keeps_casts = torch.is_autocast_cache_enabled()  # asked here: a trace switches it off
         self._finds_anomalies = torch.is_anomaly_enabled()  # and this one on
+        self.casts_once = False  # see Note [Casts once] in `autocast.py`
         self.autocast = autocast_state()
         self.template: OutputTemplate | None = None
         self.differentiated: tuple[int, ...] = ()
@@ -257,7 +259,9 @@ class _Subject(nn.Module):
         self._snapshot.restore_attributes()  # the forward is traced more than once
         self.reads.restore()
         self._note_arrivals([*states_of_calls(self.model), *pytree.tree_leaves((args, kwargs))])
-        recorder = Recorder(self.module_stack, self.reads.ran, casts=bool(self.autocast), runs=self._runs)
+        noted: list[bool] = []  # autocast blocks of the model's own
+        casts = functools.partial(any, (self.autocast, noted))
+        recorder = Recorder(self.module_stack, self.reads.ran, casts=casts, runs=self._runs)
         tensors_given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         refusals: contextlib.AbstractContextManager[Refusals] = contextlib.nullcontext(Refusals())
         if self._runs:
@@ -274,18 +278,18 @@ class _Subject(nn.Module):
             buffers = buffers_by_place(self.model)
             in_layout = ChannelsLast() if self._channels_last else contextlib.nullcontext()
             self.numbers.begin()
-            with autocast(self.autocast), in_layout:
+            with autocast(self.autocast), casts_noted(noted), in_layout:
                 output = (self.model if self._with_hooks else self.model.forward)(*args, **kwargs)
             self.late = LateReads.of(tensors_in(output), refused)
             self.numbers.restore()
             keep_buffers(self.model, buffers)
+        self.casts_once = any(noted) or (bool(self.autocast) and self._keeps_casts)
         given = [*states_of_calls(self.model), *pytree.tree_leaves((args, kwargs))]
         if self._runs:
             check_no_attributes(tensors_in(output))
             containers.check_unchanged()
         effects, left = self._left_behind(recorder, given, output) if self._runs else ([], [])
         self._contents = self._read_contents()
-        self.caches_casts = self.caches_casts and recorder.saw_autocast
         tensors, self.template = take_apart(output, given)
         if not any(each.requires_grad for each in tensors):  # but a parameter, which is returned
             tensors, self.template = take_apart(output)

@@ -5,7 +5,8 @@ Note [No gradient is not zero]
     hands zeros to a captured backward pass instead, from which those parameters would get zeros, by which optimizers
     decay them. So it is noted which gradients have arrived, and for every set of them there is a backward graph of its
     own: what depends only on gradients that have not arrived is not computed; where it would be added to something,
-    that stays as it is; other operators that read it get zeros, as in the eager run.
+    that stays as it is; other operators that read it get zeros, as in the eager run. What stays as it is has two names
+    then, so nothing is written over it.
 
 Note [Another loss]
     A backward pass that starts from one number, expanded (Note [Gradients of outputs] in
