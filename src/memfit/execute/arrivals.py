@@ -111,7 +111,7 @@ def _starts_from_one(joint: Joint, output: int) -> bool:
 def _read_whole(graph: fx.Graph, outputs: Outputs) -> fx.Graph:
     """Return a backward graph that reads all numbers of some gradients, see Note [Another loss]."""
     expanded = torch.ops.aten.expand.default
-    for tangent in [node for node in graph.nodes if _output_of(node) in outputs]:
+    for tangent in [node for node in graph.nodes if output_of(node) in outputs]:
         one = tangent
         while len(one.users) == 1 and (user := next(iter(one.users))).target is torch.ops.aten.select.int:
             one = user
@@ -161,7 +161,7 @@ class _Reduction:
 
     def _take(self, node: fx.Node, missing: Outputs) -> None:
         copied = self.made.node_copy(node)
-        output = _output_of(node)
+        output = output_of(node)
         self._values[node] = _ABSENT if output in missing else copied
         if output is not None and output not in missing:
             self._follow.add(node)
@@ -202,7 +202,7 @@ def _zeros(made: fx.Graph, node: fx.Node) -> fx.Node:
     return zeros
 
 
-def _output_of(node: fx.Node) -> int | None:
+def output_of(node: fx.Node) -> int | None:
     """Return the output whose gradient a placeholder of the backward pass is."""
     output = getattr(node.meta.get("desc"), "output", None)
     return getattr(output, "idx", None)

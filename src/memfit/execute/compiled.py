@@ -15,6 +15,7 @@ from memfit.capture.trace import Joint
 from memfit.collecting import collected_later
 from memfit.errors import ExecutionError
 from memfit.execute.arrivals import Arrivals
+from memfit.execute.arriving_layouts import ArrivingLayouts
 from memfit.execute.codegen import OVERWRITES, generate
 from memfit.execute.gradient_order import GradientOrder
 from memfit.execute.inner_outputs import refuse_gradients
@@ -62,6 +63,7 @@ class CompiledCall:
         self.changes_only_buffers = not joint.changes_arguments and not joint.changes_parameters
         places = _torch.result_places(joint.export)
         self._arrivals = Arrivals.of(joint, places.start)
+        self._layouts = ArrivingLayouts(joint, places.start)
         self._is_explained = False
         self._order = GradientOrder(joint)
         self._numbers = joint.numbers if joint.numbers.found else None
@@ -94,10 +96,13 @@ class CompiledCall:
     def _generated_backward(self, graph: fx.Graph) -> Boxed:
         """Make a function of a backward graph, or one that chooses between several."""
 
-        def generated(graph: fx.Graph) -> Boxed:
+        def summed(graph: fx.Graph) -> Boxed:
             return generate(graph) if self._several is None else self._several.compiled(graph, generate)
 
-        return generated(graph) if self._arrivals is None else self._arrivals.compiled(graph, generated)
+        def arriving(graph: fx.Graph) -> Boxed:
+            return summed(graph) if self._arrivals is None else self._arrivals.compiled(graph, summed)
+
+        return self._layouts.compiled(graph, arriving)
 
     def look_again(self) -> None:
         """Expect other parameters, with other hooks, at the next call."""
@@ -125,6 +130,8 @@ class CompiledCall:
             refuse_gradients(tensors, self._inner, [each for each in self._differentiated if each not in self._inner])
         if self._read_late is not None and torch.is_grad_enabled():
             _compare_before_backward(self._read_late, tensors[self._differentiated[0]])
+        if torch.is_grad_enabled():
+            self._layouts.watch(tensors[self._differentiated[0]])
         if self._arrivals is not None and torch.is_grad_enabled():
             self._arrivals.watch(tensors[self._differentiated[0]])
         if self._unchanged is not None and torch.is_grad_enabled():
