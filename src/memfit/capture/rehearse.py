@@ -21,6 +21,7 @@ from memfit.capture.hooks import run_without_hooks
 from memfit.capture.outputs import differentiated, take_apart
 from memfit.capture.sample import Sample
 from memfit.capture.state import Keep, State, copied
+from memfit.errors import CaptureError, InvalidModel
 
 _T = TypeVar("_T")
 
@@ -89,12 +90,24 @@ def differentiate(
     tensors, _ = take_apart(outputs.pop())
     starts = [tensors[index] for index in differentiated(tensors, backward_from)]
     del tensors
+    _check_starts(starts)
     loss = starts[0] if len(starts) == 1 and starts[0].dim() == 0 else _Loss.apply(seed, *starts)
     if before_backward is not None:
         before_backward()
     with autocast(autocast_state(), enabled=False):
         loss.backward()
     return [start.detach() for start in starts]
+
+
+def _check_starts(starts: list[torch.Tensor]) -> None:
+    """Refuse outputs that no backward pass can start from."""
+    if not starts:
+        raise InvalidModel(
+            "no output requires a gradient, so there is nothing to differentiate; check for item(), detach(), "
+            "no_grad() or frozen parameters on the way to the output"
+        )
+    if sparse := [str(each.layout) for each in starts if each.layout is not torch.strided]:
+        raise CaptureError(f"an output is sparse ({sparse[0]}), of which nothing is planned; return output.to_dense()")
 
 
 def with_results(
