@@ -161,8 +161,6 @@ FIRST = [  # reached by that verb, and by all that it falls back to
     ("plan", layout.with_layout),
     ("plan", solve.Planner.solve),
     ("plan", optimizer.check_optimizer),
-    ("estimate", sample.check_sample),
-    ("frontier", prepare.traced_for),
     ("apply", codegen.generate),
     ("apply", compiled.CompiledCall.__call__),
     ("check", prove_eager.EagerComparison.run),

@@ -239,5 +239,7 @@ _PRODUCTS = ("aten.mm.default", "aten.bmm.default")
 _ZEROS = ("aten.zeros.default", "aten.new_zeros.default", "aten.zeros_like.default")
 _SCATTERS = (aten.index_put, aten.scatter_add, aten.index_add, aten.scatter)
 _IN_PLACE_FORMULAS = {
-    "BinaryCrossEntropyWithLogitsBackward0": (aten.sub.Tensor, aten.mul.Tensor, aten.div.Scalar, aten.div.Tensor)
+    "BinaryCrossEntropyWithLogitsBackward0": (aten.sub.Tensor, aten.mul.Tensor, aten.div.Scalar, aten.div.Tensor),
+    "MaximumBackward0": (aten.masked_fill.Scalar,),
+    "MinimumBackward0": (aten.masked_fill.Scalar,),
 }
