@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -62,14 +62,12 @@ def with_modes_of_now(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], A
     return run
 
 
-def loss_draws_put_back(
-    model: nn.Module, loss: Callable[[Any, Any], Any], batch: Any
-) -> contextlib.AbstractContextManager[None]:
+@contextlib.contextmanager
+def loss_draws_put_back(model: nn.Module, loss: Callable[[Any, Any], Any], batch: Any) -> Iterator[None]:
     """Put back the generators that a loss draws from, and the model behind it."""
-    stack = contextlib.ExitStack()
-    stack.enter_context(generators_kept(accelerators_of([*model.parameters(), *model.buffers()])))
-    stack.enter_context(draws_put_back(WithLoss(model, loss), Sample((batch,))))
-    return stack
+    devices = accelerators_of([*model.parameters(), *model.buffers()])
+    with generators_kept(devices), draws_put_back(WithLoss(model, loss), Sample((batch,))):
+        yield
 
 
 def call_of_model(model: nn.Module, loss: Callable[[Any, Any], Any], batch: Any) -> ModelCall:
