@@ -558,3 +558,13 @@ def silent_fake_errors() -> Iterator[None]:
         yield
     finally:
         log.disabled = before
+
+
+def autocast_depth() -> int:
+    """Return how many autocast blocks are entered here, on or off.
+
+    Relies on the count that `torch.autocast` keeps. Whether autocast is on cannot be asked inside an operator that it
+    casts for: it is off there.
+    """
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()

@@ -1,10 +1,15 @@
 """A captured step under autocast rounds as the eager one: its backward pass runs outside."""
 
+import contextlib
+
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import memfit
+from memfit.capture.sample import Sample
+from memfit.capture.trace import traced
 
 
 class Attention(nn.Module):
@@ -37,3 +42,26 @@ def test_a_backward_pass_outside_autocast_is_captured_so() -> None:
         memfit.fit(model, (x,))
     captured = gradients()
     assert all(torch.equal(one, other) for one, other in zip(eager, captured, strict=True))
+
+
+class Turns(nn.Module):
+    """One layer several times, with nothing between that autocast does not know."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.norm, self.linear, self.inside = nn.LayerNorm(8), nn.Linear(8, 8), inside
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16) if self.inside else contextlib.nullcontext():
+            for _ in range(3):
+                batch = F.gelu(self.linear(self.norm(batch)))
+        return batch
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_weight_that_is_cast_anew_is_seen_where_autocast_knows_every_operator(inside: bool) -> None:
+    outside = contextlib.nullcontext() if inside else torch.autocast("cpu", torch.bfloat16)
+    with outside, traced(Turns(inside), Sample((torch.randn(2, 4, 8),))) as joint:
+        assert joint.cast_anew == ("linear.bias", "linear.weight")
+    with traced(Turns(False), Sample((torch.randn(2, 4, 8),))) as joint:
+        assert not joint.cast_anew

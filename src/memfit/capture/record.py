@@ -192,7 +192,8 @@ class Recorder(TorchDispatchMode):
         self._casts, self._runs = casts, runs
         self._modules = modules
         self._ran = ran
-        self.saw_autocast = False  # whether any operator ran inside an autocast region
+        self.saw_autocast = casts  # whether any operator ran inside an autocast region
+        self._depth = _torch.autocast_depth()
         self._known = KnownValues()
         self._checkpoints: list[FrameType] = []  # kept, so that no later frame has the place of an earlier one
 
@@ -224,7 +225,7 @@ class Recorder(TorchDispatchMode):
             answer = self._known.answer(args[0])
             if answer is not None:
                 return answer
-        self.saw_autocast = self.saw_autocast or torch.is_autocast_enabled(_device_type(args))
+        self.saw_autocast = self.saw_autocast or _torch.autocast_depth() > self._depth
         if self._casts and self._runs:
             refuse_casts_inside(func)
         if self._runs:
@@ -278,10 +279,6 @@ def short_line(filename: str, line: int) -> str:
     """A line of code without the folders that differ from machine to machine."""
     folder, name = os.path.split(filename)
     return f"{os.path.basename(folder)}/{name}:{line}" if folder else f"{name}:{line}"
-
-
-def _device_type(args: Any) -> str:
-    return next((leaf.device.type for leaf in args if isinstance(leaf, torch.Tensor)), "cpu")
 
 
 def _overwrites_first(operator: Any) -> bool:
