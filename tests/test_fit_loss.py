@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import itertools
 import logging
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -386,3 +387,18 @@ def test_a_loss_that_switches_autocast_on_for_the_model_alone(cached: bool) -> N
         assert own.grad is not None
         assert other.grad is not None
         assert torch.equal(own.grad, other.grad)
+
+
+@pytest.mark.parametrize("verb", ["estimate", "plan", "fit"])
+def test_a_loss_that_draws_before_it_calls_the_model_leaves_generators_as_they_were(verb: str) -> None:
+    def denoising(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn_like(batch) * random.random()
+        loss: torch.Tensor = F.mse_loss(model(batch + noise), noise)
+        return loss
+
+    model, batch = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(4, 8)
+    options = {} if verb == "estimate" else {"budget": "smallest"}
+    before, python = torch.get_rng_state(), random.getstate()
+    getattr(memfit, verb)(model, batch, loss=denoising, progress=False, **options)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert random.getstate() == python

@@ -88,3 +88,26 @@ def test_an_operator_that_casts_inside_is_refused_wherever_the_block_is(block: b
         traced(Products(block), Sample.of(torch.randn(2, 8))),
     ):
         pass
+
+
+class Turns(nn.Module):
+    """One layer several times, with nothing between that autocast does not know."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.norm, self.linear, self.inside = nn.LayerNorm(8), nn.Linear(8, 8), inside
+
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16) if self.inside else contextlib.nullcontext():
+            for _ in range(3):
+                batch = F.gelu(self.linear(self.norm(batch)))
+        return batch
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_weight_that_is_cast_anew_is_seen_where_autocast_knows_every_operator(inside: bool) -> None:
+    outside = contextlib.nullcontext() if inside else torch.autocast("cpu", torch.bfloat16)
+    with outside, traced(Turns(inside), Sample((torch.randn(2, 4, 8),))) as joint:
+        assert joint.cast_anew == ("linear.bias", "linear.weight")
+    with traced(Turns(False), Sample((torch.randn(2, 4, 8),))) as joint:
+        assert not joint.cast_anew

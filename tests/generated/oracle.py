@@ -14,6 +14,7 @@ Note [Promises]
     are further than that from the same step's in float64, theirs are within four times what eager's are off.
 """
 
+import contextlib
 import dataclasses
 import re
 import time
@@ -187,7 +188,7 @@ def _fit(spec: Spec, model: nn.Module, outcome: Outcome) -> None:
 def _fitted(spec: Spec, model: nn.Module, budget: float | int | str) -> None:
     args, kwargs = sample = sample_of(spec)
     told = spec.fit.outside_loss and not has_own_loss(spec)
-    with autocast(spec):  # as the loop calls the model
+    with autocast(spec) if spec.fit.in_autocast or not told else contextlib.nullcontext():  # as the loop, or the loss
         memfit.fit(
             model,
             sample if told else memfit.Sample(args, kwargs),

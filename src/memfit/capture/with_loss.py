@@ -2,14 +2,17 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
 
+from memfit.accelerator import accelerators_of, generators_kept
 from memfit.capture.autocast import Autocast, autocast_as, autocast_state
 from memfit.capture.sample import Sample
+from memfit.capture.state import draws_put_back
 from memfit.errors import InvalidInput
 
 
@@ -51,11 +54,20 @@ def with_modes_of_now(loss: Callable[[Any, Any], Any]) -> Callable[[Any, Any], A
     """Return a loss that runs under the autocast of here and now, wherever it is called."""
     here = ModelCall(Sample())
 
+    @functools.wraps(loss)
     def run(model: Any, batch: Any) -> Any:
         with here.modes():
             return loss(model, batch)
 
     return run
+
+
+@contextlib.contextmanager
+def loss_draws_put_back(model: nn.Module, loss: Callable[[Any, Any], Any], batch: Any) -> Iterator[None]:
+    """Put back the generators that a loss draws from, and the model behind it."""
+    devices = accelerators_of([*model.parameters(), *model.buffers()])
+    with generators_kept(devices), draws_put_back(WithLoss(model, loss), Sample((batch,))):
+        yield
 
 
 def call_of_model(model: nn.Module, loss: Callable[[Any, Any], Any], batch: Any) -> ModelCall:
@@ -66,7 +78,8 @@ def call_of_model(model: nn.Module, loss: Callable[[Any, Any], Any], batch: Any)
 
     hook = model.register_forward_pre_hook(end, with_kwargs=True, prepend=True)
     try:
-        loss(model, batch)
+        with loss_draws_put_back(model, loss, batch):
+            loss(model, batch)
     except _Called as called:
         return called.call
     finally:
