@@ -310,13 +310,21 @@ def with_states(module: nn.Module, states: dict[str, torch.Tensor]) -> contextli
 
 
 @contextlib.contextmanager
-def fake_results_through(correct: Callable[[FakeTensorMode, Any, Any, Any, Any], Any]) -> Iterator[None]:
-    """Let what operators make of fake tensors pass a function of mode, operator, arguments and result."""
+def fake_results_through(
+    correct: Callable[[FakeTensorMode, Any, Any, Any, Any], Any],
+    at_once: Callable[[FakeTensorMode, Any, Any, Any], Any | None],
+) -> Iterator[None]:
+    """Let what operators make of fake tensors pass a function of mode, operator, arguments and result.
+
+    `at_once` is asked first, without a result: what it makes is taken as it is.
+    """
     own = FakeTensorMode.dispatch
 
     def dispatch(self: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = own(self, func, types, args, kwargs)
-        return correct(self, func, args, kwargs or {}, result)
+        made = at_once(self, func, args, kwargs)
+        if made is not None:
+            return made
+        return correct(self, func, args, kwargs or {}, own(self, func, types, args, kwargs))
 
     FakeTensorMode.dispatch = dispatch  # type: ignore[method-assign]
     try:

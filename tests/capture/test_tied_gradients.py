@@ -61,6 +61,27 @@ def test_gradients_of_three_names_equal_those_of_eager_bit_for_bit(allow: tuple[
         assert torch.equal(one, other)
 
 
+class OneGradient(nn.Module):
+    """A parameter of four names, of which all get the same gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.second = self.third = self.fourth = nn.Parameter(torch.randn(7))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.first + self.second + self.third + self.fourth
+
+
+def test_one_gradient_may_be_that_of_all_names() -> None:
+    model, x = OneGradient(), torch.randn(7)
+    planned = memfit.fit(copy.deepcopy(model), (x,), remember=False)
+    for each in (model, planned):
+        each(x).mul(torch.linspace(0.1, 0.7, 7)).sum().backward()
+    assert model.first.grad is not None
+    assert planned.first.grad is not None
+    assert torch.equal(model.first.grad, planned.first.grad)
+
+
 def test_the_graph_adds_them_as_they_are_made_and_hands_out_one() -> None:
     with traced(Translator(), Sample.of(texts())) as joint:
         plain = lower(joint)

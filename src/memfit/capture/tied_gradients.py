@@ -24,6 +24,7 @@ def add_up_as_eager(graph: fx.Graph) -> None:
     """Hand out one gradient of what has more than two, see Note [Order of tied gradients]."""
     output = graph.output_node()
     order = {node: place for place, node in enumerate(graph.nodes)}
+    *_, last_given = (node for node in graph.nodes if node.op == "placeholder")
     results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
     for places in gradients_by_weight(graph).values():
         if len(places) <= _SUM_IS_THE_SAME:
@@ -31,16 +32,18 @@ def add_up_as_eager(graph: fx.Graph) -> None:
         gradients = sorted((results[place] for place in places), key=order.__getitem__)
         for place in places:
             results[place] = None
-        results[places[0]] = _sum(graph, gradients)
+        results[places[0]] = _sum(graph, gradients, order, last_given)
     output.args = (results,)
 
 
-def _sum(graph: fx.Graph, gradients: list[fx.Node]) -> fx.Node:
-    """Add each gradient when it is made."""
+def _sum(graph: fx.Graph, gradients: list[fx.Node], order: dict[fx.Node, int], last_given: fx.Node) -> fx.Node:
+    """Add each gradient when it is made; it may be given, or be the same as the one before."""
     total, *others = gradients
     for gradient in others:
-        with graph.inserting_after(gradient):
+        behind = max((total, gradient, last_given), key=order.__getitem__)
+        with graph.inserting_after(behind):
             total = write_call(graph, gradient, aten.add.Tensor, (total, gradient))
+        order[total] = order[behind]  # of two at one place the sum is the later
     return total
 
 

@@ -184,7 +184,7 @@ def make_region_planner(model: nn.Module, sample: Sample, recipe: Recipe, error:
     """
     start = time.monotonic()
     if not could_be_in_regions(model, sample, recipe):
-        raise error
+        raise _without_what_asks_for_whole(error, model, sample, recipe)
     try:
         eager = eager_step(model, sample, recipe)
     except CaptureError as reason:
@@ -216,8 +216,31 @@ def _without_regions(error: CaptureError, left_eager: Mapping[str, str]) -> Capt
 
 def could_be_in_regions(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:
     """Whether a step can be run and measured here, and all that is asked for can be done region by region."""
-    asks_for_whole = recipe.recompute or recipe.keep or recipe.outputs != "all" or recipe.device is not None
-    return not is_fake(model, sample) and model.training and not asks_for_whole and recipe.budget is not None
+    return _is_run_under_a_budget(model, sample, recipe) and not _asked_of_whole(recipe)
+
+
+def _is_run_under_a_budget(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:
+    return not is_fake(model, sample) and model.training and recipe.budget is not None
+
+
+def _asked_of_whole(recipe: Recipe) -> list[str]:
+    """Name what is asked for that only a model captured whole can be given."""
+    asked = {
+        "recompute=": bool(recipe.recompute),
+        "keep=": bool(recipe.keep),
+        f"outputs={recipe.outputs!r}": recipe.outputs != "all",
+        "device=": recipe.device is not None,
+    }
+    return [name for name, is_asked in asked.items() if is_asked]
+
+
+def _without_what_asks_for_whole(error: CaptureError, model: nn.Module, sample: Sample, recipe: Recipe) -> CaptureError:
+    """Say what to leave out, if that is all that keeps a model from being planned region by region."""
+    asked = _asked_of_whole(recipe)
+    if not asked or not _is_run_under_a_budget(model, sample, recipe):
+        return error
+    words = f"{error}. Parts of it may be planned by themselves if {' and '.join(asked)} is left out"
+    return type(error)(words, module=error.module, source=error.source)
 
 
 def _operators_us(regions: Sequence[Region]) -> float:
