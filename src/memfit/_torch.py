@@ -30,6 +30,8 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
 `failures_unlogged` rests on the logger of `torch._subclasses.fake_tensor` and on what it says of operators that fail.
 `fake_results_through` rests on `FakeTensorMode.dispatch`
     Every operator on fake tensors passes it, in the forward and in the backward pass of a trace.
+`described_by_kernels` rests on `torch._decomp.meta_table`
+    Fake tensors take operators that are not in it apart, where they know how, rather than ask what describes them.
 `no_modes` rests on `_disable_current_modes`
     Compute on real tensors while a trace is running.
 `below_autograd` rests on `_AutoDispatchBelowAutograd`
@@ -303,6 +305,18 @@ def fake_results_through(correct: Callable[[FakeTensorMode, Any, Any, Any, Any],
         yield
     finally:
         FakeTensorMode.dispatch = own  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def described_by_kernels(operators: Sequence[torch._ops.OpOverload]) -> Iterator[None]:
+    """Let what is registered for tensors without memory tell the results of these operators on fake ones."""
+    added = [each for each in operators if each not in torch._decomp.meta_table]
+    torch._decomp.meta_table.update({each: each for each in added})
+    try:
+        yield
+    finally:
+        for each in added:
+            del torch._decomp.meta_table[each]
 
 
 def compile_joint(
