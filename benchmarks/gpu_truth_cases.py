@@ -25,6 +25,7 @@ class Case:
     loss: Loss
     optimizer: Any = None
     gradients: str = "none"  # before a step: "none" or "kept"
+    outputs: str = "none"  # of the step before
     before_mib: float = 0.0  # of a record that the step does not take
     earlier: tuple[int, ...] = ()  # rows of what the same process trained before, whose models stay
     searches: bool = False  # cuDNN tries all algorithms, `torch.backends.cudnn.benchmark`
@@ -47,6 +48,11 @@ def _classified(model: Any, batch: Any) -> torch.Tensor:
 
 def _own_loss(model: Any, batch: Any) -> torch.Tensor:
     return model(**batch).loss  # type: ignore[no-any-return]
+
+
+def _outputs_in_a_variable(model: Any, batch: Any) -> Any:
+    outputs = model(**batch)
+    return outputs.loss, outputs.logits
 
 
 def _written_out(model: Any, batch: Any) -> torch.Tensor:
@@ -206,7 +212,8 @@ def _language(row: int, name: str, device: str, batch: int, make: Callable[[], n
         name=name,
         device=device,
         make=both,
-        loss=_own_loss,
+        loss=_outputs_in_a_variable,
+        outputs="kept",
         optimizer=optimizer,
         before_mib=-_CUBLAS_MIB,
         context_mib=_LOADED_LATER_MIB,

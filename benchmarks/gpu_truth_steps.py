@@ -61,7 +61,7 @@ def _step(case: Case) -> UnplannedStep:
             measure=None,
             backward_from="auto",
             progress=None,
-            loop=memfit.Loop(gradients=case.gradients),
+            loop=memfit.Loop(gradients=case.gradients, outputs=case.outputs),
         )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from memfit.ir import Compute, Free, Kind, LossMemory, OptimizerMemory, Phase, Program
 from memfit.plan.allocator.requests import Allocate, Release, run_requests
 from memfit.plan.identity import identity_program
-from memfit.plan.loop import with_kept_gradients
+from memfit.plan.loop import with_kept_gradients, with_kept_outputs
 from memfit.plan.reserved import reserved_memory
 from memfit.plan.simulate import simulate
 from memfit.plan.step_requests import step_requests
@@ -136,3 +136,22 @@ def test_gradients_that_a_loop_keeps_stay_where_the_first_step_made_them():
     assert Release(first) not in requests
     assert requests.index(Release(second)) > requests.index(Allocate(second, 40 * MIB))
     assert peak_bytes(requests) == simulate(graph, program).peak_bytes
+
+
+def test_outputs_that_a_loop_keeps_go_when_new_ones_are_made():
+    graph, program = with_kept_outputs(small_step(), identity_program(small_step()))
+    requests = step_requests(graph, program, steps=2)
+    first, second = (
+        each.handle
+        for each in requests
+        if isinstance(each, Allocate) and each.size_bytes == 3 * MIB and each.handle in outputs_of(requests)
+    )
+    assert requests.index(Release(first)) > requests.index(Allocate(second, 3 * MIB))
+    assert Release(second) not in requests
+    assert peak_bytes(requests) == simulate(graph, program).peak_bytes
+
+
+def outputs_of(requests):
+    """Blocks of the outputs' size that do not go before the end of their step: tangents do."""
+    made = [each.handle for each in requests if isinstance(each, Allocate) and each.size_bytes == 3 * MIB]
+    return made[::2]

@@ -5,7 +5,7 @@ Note [Steps as a loop runs them]
     is cached after one step decides where the next one finds room. Optimizer state is made in the first optimizer step.
     What lives only in a step is released when it ends: outputs, what a loss keeps. Its gradients go when the next one
     begins, as `zero_grad()` does it. Where a loop keeps them, those of the first step stay where they were made, and
-    later ones are added to them and go.
+    later ones are added to them and go. Outputs that it keeps go when the next step has made new ones.
 
 Note [Sums of blocks]
     Where of an optimizer's state and temporaries only sums are known, they come in blocks of the sizes of the
@@ -63,12 +63,14 @@ class _Walk:
         self._gradients: list[int] = []  # blocks of the step before
         self._made = {gradient for _, gradient in graph.trained}
         self._kept = {storage for storage in graph.resident if graph.storages[storage].kind is Kind.GRADIENT}
+        self._old_outputs = {storage for storage in graph.resident if graph.storages[storage].kind is Kind.OUTPUT}
+        self._outputs: list[int] = []  # blocks of the step before, where they are kept
         self._is_first = True
 
     def steps(self, program: Program, count: int) -> Iterator[Request]:
         """Follow a program `count` times."""
         for storage in self._graph.resident:
-            if storage not in self._kept:
+            if storage not in self._kept and storage not in self._old_outputs:
                 yield self._allocate(storage)
         if self._loss is not None:
             yield Allocate(next(self._handles), self._loss.batch_bytes)
@@ -92,6 +94,9 @@ class _Walk:
         yield from self._follow(program.backward)
         yield from self._optimize()
         self._gradients = [handle for storage in self._made for handle in self._open.pop(storage, ())]
+        if self._old_outputs:
+            outputs = [each for each in self._graph.held if self._graph.storages[each].kind is Kind.OUTPUT]
+            self._outputs = [handle for storage in outputs for handle in self._open.pop(storage, ())]
         yield from (Release(handle) for handles in self._open.values() for handle in handles)
         self._open.clear()
         if lasting is not None:
@@ -101,6 +106,9 @@ class _Walk:
         for instruction in instructions:
             if isinstance(instruction, Compute):
                 yield from self._compute(instruction)
+            elif instruction.storage in self._old_outputs:
+                yield from (Release(handle) for handle in self._outputs)
+                self._outputs = []
             elif self._is_first and self._kept and instruction.storage in self._made:
                 self._open.pop(instruction.storage, None)  # it is the one that is kept
             else:
