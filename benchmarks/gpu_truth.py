@@ -27,6 +27,7 @@ from memfit.files import write_atomically
 
 RESULTS = Path(__file__).parent / "results" / "gpu_truth.json"
 _METRICS = ("allocated", "reserved", "process")
+_TRACE = {"grade": "B"}  # exact, of a model whose code is not public
 _MIB = 2**20
 _UNITS = {"GiB": 2**30, "MiB": _MIB, "GB": 10**9, "MB": 10**6}
 
@@ -66,7 +67,8 @@ def main() -> None:
     for case in cases():
         if not words or any(word.lower() in case.name.lower() for word in words):
             with console.status(case.name):
-                found += _compared(case, rows[case.row], by_row)
+                record = rows[case.row] if case.row >= 0 else _TRACE
+                found += _compared(case, record, by_row)
     console.print(_table(found))
     console.print(_verdict(found))
     if not words:
@@ -112,6 +114,8 @@ def _compared(case: Case, record: dict[str, str], by_row: dict[int, Case]) -> li
 
 def _measured(case: Case, record: dict[str, str]) -> dict[str, int]:
     """Return what a record says, by metric, without what others hold in the same process."""
+    if any(case.peaks):
+        return dict(zip(("allocated", "reserved"), case.peaks, strict=True))
     texts = record["peak_bytes_or_text"].split(" / ")
     sizes = [_bytes(text) - int(case.before_mib * _MIB) for text in texts]
     if "NVML" in record["metric"]:

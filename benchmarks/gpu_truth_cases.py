@@ -18,7 +18,7 @@ Loss = Callable[[Any, Any], torch.Tensor]
 class Case:
     """One row of the records: what ran, and how its loop ran it."""
 
-    row: int  # of measured.csv, from 0
+    row: int  # of measured.csv, from 0; below 0: `peaks` are the record
     name: str
     device: str
     make: Callable[[], tuple[nn.Module, Any]]  # model and batch, made without memory
@@ -29,6 +29,8 @@ class Case:
     before_mib: float = 0.0  # of a record that the step does not take
     earlier: tuple[int, ...] = ()  # rows of what the same process trained before, whose models stay
     searches: bool = False  # cuDNN tries all algorithms, `torch.backends.cudnn.benchmark`
+    peaks: tuple[int, int] = (0, 0)  # allocated and reserved bytes of a trace that measured.csv has no row of
+    forward_only: bool = False  # its graph kept, and no backward pass
     context_mib: tuple[float, float] = (0.0, 0.0)  # what of a context a figure contains, where it is of a process
 
 
@@ -295,6 +297,21 @@ def _course(row: int, name: str, sizes: tuple[int, ...], batch: int, context: in
     return Case(row=row, name=name, device=device, make=make, **options)
 
 
+def _forward(row: int, context: int, peaks: tuple[int, int], *, mixed: bool = False) -> Case:
+    """A forward pass of the biggest course LM whose graph is kept, in 32 bits or with autocast to bfloat16."""
+
+    def make() -> tuple[nn.Module, Any]:
+        return CourseLM(10_000, context, 2560, 10_240, 32, 32), torch.empty(4, context, dtype=torch.int64)
+
+    def loss(model: Any, tokens: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            logits = model(tokens)
+        return logits.sum(), logits
+
+    name = f"course LM 32 x 2560, b4 x {context}, forward{' in bf16' if mixed else ''}"
+    return Case(row=row, name=name, device="H100-80GB", make=make, loss=loss, peaks=peaks, forward_only=True)
+
+
 def cases() -> list[Case]:
     """Return every case, in the order of the records."""
     from benchmarks.monet_unet import UNet
@@ -352,4 +369,8 @@ def cases() -> list[Case]:
             optimizer=named(AdamW, decays_first=False),
         ),
         _course(98, "course LM 32 x 2560, b4 x 128", (10_000, 2560, 10_240, 32, 32), 4, 128, "H100-80GB"),
+        _forward(-1, 128, (19_498_420_224, 19_667_091_456)),
+        _forward(-2, 256, (26_388_097_024, 26_545_750_016)),
+        _forward(-3, 128, (24_024_505_344, 24_245_174_272), mixed=True),
+        _forward(-4, 256, (28_398_369_792, 28_848_422_912), mixed=True),
     ]
