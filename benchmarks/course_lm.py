@@ -1,4 +1,8 @@
-"""A small language model with nothing fused: norms, attention, loss and AdamW are written out, as in courses."""
+"""A small language model with nothing fused: norms, attention, loss and AdamW are written out, as in courses.
+
+When a local variable lets a tensor go decides where the next one finds room, so functions hold what those of the
+recorded steps hold: allocations and releases come in the recorded order.
+"""
 
 import math
 from collections.abc import Callable, Iterable
@@ -46,13 +50,18 @@ class Attention(nn.Module):
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         length = values.shape[-2]
-        split = [self._split(project(values)) for project in (self.query, self.key, self.value)]
-        query, key = (self._turned(each, length) for each in split[:2])
+        query, key, value = (
+            self._split(self.query(values)),
+            self._split(self.key(values)),
+            self._split(self.value(values)),
+        )
+        query = self._turned(query, length)
+        key = self._turned(key, length)
         places = torch.arange(length, device=values.device)
         mask = places[:, None] >= places[None, :]
-        attended = attend(query, key, split[2], mask)
-        joined = attended.transpose(1, 2).contiguous()
-        result: torch.Tensor = self.output(joined.view(*joined.shape[:2], -1))
+        attended = attend(query, key, value, mask)
+        attended = attended.transpose(1, 2).contiguous()
+        result: torch.Tensor = self.output(attended.view(*attended.shape[:2], -1))
         return result
 
     def _split(self, values: torch.Tensor) -> torch.Tensor:
@@ -96,8 +105,10 @@ class Block(nn.Module):
         self.attention, self.feed_forward = Attention(width, heads, context), FeedForward(width, inner)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        values = values + self.attention(self.norm1(values))
-        result: torch.Tensor = values + self.feed_forward(self.norm2(values))
+        attended = self.attention(self.norm1(values))
+        middle = values + attended
+        fed = self.feed_forward(self.norm2(middle))
+        result: torch.Tensor = middle + fed
         return result
 
 
@@ -129,15 +140,24 @@ class CourseLM(nn.Module):
 
 
 def cross_entropy(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    chosen = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    return (torch.logsumexp(logits, -1) - chosen).mean()
+    losses = -log_softmax(logits)
+    return losses.gather(-1, targets.unsqueeze(-1)).mean()
+
+
+def log_softmax(values: torch.Tensor) -> torch.Tensor:
+    values = values - torch.max(values, dim=-1, keepdim=True)[0]
+    return values - torch.log(torch.sum(torch.exp(values), dim=-1, keepdim=True))
 
 
 class AdamW(torch.optim.Optimizer):
-    """AdamW one parameter after another; both averages are new tensors at every step."""
+    """AdamW one parameter after another; both averages are new tensors at every step.
 
-    def __init__(self, parameters: Iterable[nn.Parameter], lr: float = 1e-3) -> None:
+    The old ones live until the next parameter's take their names.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float = 1e-3, *, decays_first: bool = True) -> None:
         super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.01})
+        self._decays_first = decays_first
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
         for group in self.param_groups:
@@ -148,11 +168,14 @@ class AdamW(torch.optim.Optimizer):
                 state = self.state[parameter]
                 gradient = parameter.grad.data
                 count = state.get("t", 1)
-                first = state.get("m", torch.zeros_like(gradient))
-                second = state.get("v", torch.zeros_like(gradient))
-                first = beta1 * first + (1 - beta1) * gradient
-                second = beta2 * second + (1 - beta2) * torch.square(gradient)
+                if self._decays_first:
+                    parameter.data -= group["lr"] * group["weight_decay"] * parameter.data
+                old_first = state.get("m", torch.zeros_like(gradient))
+                old_second = state.get("v", torch.zeros_like(gradient))
+                first = beta1 * old_first + (1 - beta1) * gradient
+                second = beta2 * old_second + (1 - beta2) * torch.square(gradient)
                 rate = group["lr"] * math.sqrt(1 - beta2**count) / (1 - beta1**count)
                 parameter.data -= rate * first / (torch.sqrt(second) + group["eps"])
-                parameter.data -= group["lr"] * group["weight_decay"] * parameter.data
+                if not self._decays_first:
+                    parameter.data -= group["lr"] * group["weight_decay"] * parameter.data
                 state["t"], state["m"], state["v"] = count + 1, first, second

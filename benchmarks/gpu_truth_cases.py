@@ -18,14 +18,19 @@ Loss = Callable[[Any, Any], torch.Tensor]
 class Case:
     """One row of the records: what ran, and how its loop ran it."""
 
-    row: int  # of measured.csv, from 0
+    row: int  # of measured.csv, from 0; below 0: `peaks` are the record
     name: str
     device: str
     make: Callable[[], tuple[nn.Module, Any]]  # model and batch, made without memory
     loss: Loss
     optimizer: Any = None
     gradients: str = "none"  # before a step: "none" or "kept"
-    before_mib: float = 0.0  # allocated before the step by others in the same process, which the record contains
+    outputs: str = "none"  # of the step before
+    before_mib: float = 0.0  # of a record that the step does not take
+    earlier: tuple[int, ...] = ()  # rows of what the same process trained before, whose models stay
+    searches: bool = False  # cuDNN tries all algorithms, `torch.backends.cudnn.benchmark`
+    peaks: tuple[int, int] = (0, 0)  # allocated and reserved bytes of a trace that measured.csv has no row of
+    forward_only: bool = False  # its graph kept, and no backward pass
     context_mib: tuple[float, float] = (0.0, 0.0)  # what of a context a figure contains, where it is of a process
 
 
@@ -47,9 +52,18 @@ def _own_loss(model: Any, batch: Any) -> torch.Tensor:
     return model(**batch).loss  # type: ignore[no-any-return]
 
 
+def _outputs_in_a_variable(model: Any, batch: Any) -> Any:
+    outputs = model(**batch)
+    return outputs.loss, outputs.logits
+
+
 def _written_out(model: Any, batch: Any) -> torch.Tensor:
     tokens, targets = batch
-    return cross_entropy(model(tokens), targets)
+    _HELD[:] = [model(tokens)]
+    return cross_entropy(_HELD[0], targets)
+
+
+_HELD: list[torch.Tensor] = []  # what a loop keeps in a variable of its own until the next step
 
 
 def _plain_sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -73,7 +87,7 @@ def _vision(name: str, **options: Any) -> nn.Module:
 
 def _monet(row: int, name: str, batch: int, make: Callable[[], nn.Module], **changes: Any) -> Case:
     size = changes.pop("size", (224, 224))
-    options: dict[str, Any] = {"loss": _sum, "gradients": "kept"} | changes
+    options: dict[str, Any] = {"loss": _sum, "gradients": "kept", "searches": True} | changes
     return Case(row=row, name=name, device="P100-16GB", make=lambda: (make(), torch.empty(batch, 3, *size)), **options)
 
 
@@ -112,8 +126,9 @@ def _mobilenet() -> nn.Module:
 
 # That record's program sets a limit for the allocator, which makes the context, before it notes what the device holds
 # already; so of a context its figures contain the kernels alone that are loaded later. How much these take is not
-# recorded: its smallest model leaves them 124 MiB at most. And it gives cuBLAS no workspaces.
-_LOADED_LATER_MIB = (0.0, 124.0)
+# recorded: its smallest model (838 MiB, of which the simulated allocator reserves 836) leaves them 2 MiB, and 3% of
+# what is reserved, as far as simulations are off. And it gives cuBLAS no workspaces.
+_LOADED_LATER_MIB = (0.0, 27.0)
 _CUBLAS_MIB = 2 * 8.125
 
 
@@ -159,8 +174,8 @@ def _small_mobilenet() -> nn.Module:
     return model
 
 
-def _floats(row: int, name: str, make: Callable[[], nn.Module], before_mib: float) -> Case:
-    """A step of the notebook whose models are trained one after another and stay."""
+def _floats(row: int, name: str, make: Callable[[], nn.Module], *earlier: int) -> Case:
+    """A step of the notebook whose models are trained one after another and stay, each from an emptied cache."""
     return Case(
         row=row,
         name=name,
@@ -168,7 +183,7 @@ def _floats(row: int, name: str, make: Callable[[], nn.Module], before_mib: floa
         make=lambda: (make(), (torch.empty(128, 3, 224, 224), torch.empty(128, 10))),
         loss=_classified,
         optimizer=_plain_sgd,
-        before_mib=before_mib,
+        earlier=earlier,
     )
 
 
@@ -199,7 +214,8 @@ def _language(row: int, name: str, device: str, batch: int, make: Callable[[], n
         name=name,
         device=device,
         make=both,
-        loss=_own_loss,
+        loss=_outputs_in_a_variable,
+        outputs="kept",
         optimizer=optimizer,
         before_mib=-_CUBLAS_MIB,
         context_mib=_LOADED_LATER_MIB,
@@ -270,16 +286,30 @@ def _bert() -> tuple[nn.Module, Any]:
     return model, {"input_ids": tokens, "labels": labels}
 
 
-def _course(
-    row: int, name: str, sizes: tuple[int, ...], batch: int, context: int, device: str, gradients: str = "none"
-) -> Case:
+def _course(row: int, name: str, sizes: tuple[int, ...], batch: int, context: int, device: str, **changes: Any) -> Case:
     vocabulary, width, inner, layers, heads = sizes
 
     def make() -> tuple[nn.Module, Any]:
         tokens = torch.empty(batch, context, dtype=torch.int64)
         return CourseLM(vocabulary, context, width, inner, layers, heads), (tokens, tokens.clone())
 
-    return Case(row=row, name=name, device=device, make=make, loss=_written_out, optimizer=AdamW, gradients=gradients)
+    options: dict[str, Any] = {"loss": _written_out, "optimizer": AdamW} | changes
+    return Case(row=row, name=name, device=device, make=make, **options)
+
+
+def _forward(row: int, context: int, peaks: tuple[int, int], *, mixed: bool = False) -> Case:
+    """A forward pass of the biggest course LM whose graph is kept, in 32 bits or with autocast to bfloat16."""
+
+    def make() -> tuple[nn.Module, Any]:
+        return CourseLM(10_000, context, 2560, 10_240, 32, 32), torch.empty(4, context, dtype=torch.int64)
+
+    def loss(model: Any, tokens: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            logits = model(tokens)
+        return logits.sum(), logits
+
+    name = f"course LM 32 x 2560, b4 x {context}, forward{' in bf16' if mixed else ''}"
+    return Case(row=row, name=name, device="H100-80GB", make=make, loss=loss, peaks=peaks, forward_only=True)
 
 
 def cases() -> list[Case]:
@@ -305,10 +335,10 @@ def cases() -> list[Case]:
         _language(13, "DistilGPT-2 b10", "RTX 3060", 10, named(_causal, "GPT2", n_layer=6), _adamw),
         _language(14, "T5-small b20", "RTX 3060", 20, _t5, _adamw),
         _language(15, "DeepSeek-R1-Qwen-1.5B b1", "A100-40GB", 1, _qwen2, _plain_sgd),
-        _floats(16, "small CNN b128", _small_cnn, 0.0),
-        _floats(17, "VGG-16 b128", named(_with_ten_classes, "vgg16", "classifier.6"), 537.1 - 512.4),
-        _floats(18, "ResNet-50 b128", named(_with_ten_classes, "resnet50", "fc"), 1141.6 - 90.1),
-        _floats(19, "ViT-B/16 b128", named(_with_ten_classes, "vit_b_16", "heads.0"), 1563.3 - 327.4),
+        _floats(16, "small CNN b128", _small_cnn),
+        _floats(17, "VGG-16 b128", named(_with_ten_classes, "vgg16", "classifier.6"), 16),
+        _floats(18, "ResNet-50 b128", named(_with_ten_classes, "resnet50", "fc"), 16, 17),
+        _floats(19, "ViT-B/16 b128", named(_with_ten_classes, "vit_b_16", "heads.0"), 16, 17, 18),
         Case(
             row=91,
             name="BERT-large b4 x 512",
@@ -328,6 +358,19 @@ def cases() -> list[Case]:
         ),
         _course(94, "course LM 24 x 1024, b4 x 128", medium, 4, 128, "RTX 4090"),
         _course(95, "course LM 24 x 1024, b4 x 256", medium, 4, 256, "RTX 4090"),
-        _course(97, "course LM 12 x 768, b1 x 128", small, 1, 128, "RTX 4090", "kept"),
+        _course(  # of 64 tokens: the recorded ones take 512 bytes, their embeddings 64 x 768 x 4
+            97,
+            "course LM 12 x 768, b1 x 64",
+            small,
+            1,
+            64,
+            "RTX 4090",
+            gradients="kept",
+            optimizer=named(AdamW, decays_first=False),
+        ),
         _course(98, "course LM 32 x 2560, b4 x 128", (10_000, 2560, 10_240, 32, 32), 4, 128, "H100-80GB"),
+        _forward(-1, 128, (19_498_420_224, 19_667_091_456)),
+        _forward(-2, 256, (26_388_097_024, 26_545_750_016)),
+        _forward(-3, 128, (24_024_505_344, 24_245_174_272), mixed=True),
+        _forward(-4, 256, (28_398_369_792, 28_848_422_912), mixed=True),
     ]

@@ -125,3 +125,23 @@ def test_a_budget_of_the_device_needs_its_name():
 
 def test_json_of_an_estimate_can_be_read_by_machines(estimate):
     assert json.loads(estimate.to_json())["reserved"]["best_setting"] == estimate.reserved.best_setting
+
+
+@pytest.mark.slow
+def test_half_of_gpt2s_activations_fit_an_a100s_reserved_bytes():
+    transformers = pytest.importorskip("transformers")
+    with memfit.without_weights():
+        config = transformers.GPT2Config(use_cache=False, loss_type="ForCausalLM")
+        model = transformers.GPT2LMHeadModel(config).train()
+        tokens = torch.empty(8, 1024, dtype=torch.int64)
+    given = {
+        "loss": lambda model, batch: model(input_ids=batch, labels=batch).loss,
+        "optimizer": "adamw",
+        "device": "A100-40GB",
+        "progress": False,
+    }
+    unplanned = memfit.estimate(model, tokens, **given)
+    budget_bytes = unplanned.reserved_bytes - unplanned.by_kind()["activation"] // 2
+    plan = memfit.plan(model, tokens, reserved=budget_bytes, time_limit=10, **given)
+    assert plan.reserved.reserved_bytes <= budget_bytes < 0.7 * unplanned.reserved_bytes
+    assert plan.slowdown < 0.1

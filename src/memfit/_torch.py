@@ -32,6 +32,8 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
     Every operator on fake tensors passes it, in the forward and in the backward pass of a trace.
 `scripts_inlined` rests on `ScriptFunction.__call__`, on `_torchdynamo_inline` and on `_try_get_jit_cached_function`
     What was compiled by torch.jit.script runs as it was written: the interpreter cannot make tensors in a trace.
+`described_by_kernels` rests on `torch._decomp.meta_table`
+    Fake tensors take operators that are not in it apart, where they know how, rather than ask what describes them.
 `no_modes` rests on `_disable_current_modes`
     Compute on real tensors while a trace is running.
 `below_autograd` rests on `_AutoDispatchBelowAutograd`
@@ -356,6 +358,18 @@ def scripts_inlined() -> Iterator[None]:
         yield
     finally:
         scripts.__call__ = own
+
+
+@contextlib.contextmanager
+def described_by_kernels(operators: Sequence[torch._ops.OpOverload]) -> Iterator[None]:
+    """Let what is registered for tensors without memory tell the results of these operators on fake ones."""
+    added = [each for each in operators if each not in torch._decomp.meta_table]
+    torch._decomp.meta_table.update({each: each for each in added})
+    try:
+        yield
+    finally:
+        for each in added:
+            del torch._decomp.meta_table[each]
 
 
 def compile_joint(

@@ -383,6 +383,11 @@ def _kept_gradient_bytes(model: nn.Module, loop: Loop | None) -> int:
     """Count what a loop keeps beside a step: a captured backward pass makes a whole set of gradients anew."""
     if not isinstance(loop, Loop | None):
         raise InvalidInput(f'loop is a memfit.Loop, {loop!r} was given; write loop=memfit.Loop(gradients="kept")')
+    if loop is not None and loop.outputs == "kept":
+        raise InvalidInput(
+            "a plan does not count outputs that a loop keeps; `del` them before the next step, or write "
+            'outputs="none" and leave room for them in the budget'
+        )
     if loop is None or loop.gradients == "none":
         return 0
     return storage_bytes([each for each in model.parameters() if each.requires_grad])

@@ -12,6 +12,11 @@ from memfit.plan.reserved import ReservedMemory
 from memfit.plan.simulate import Timeline
 from memfit.units import format_bytes
 
+# How far simulated steps are from recorded ones where no library is free to choose, either way: see `docs/gpu.md`.
+# What is left are buffers inside kernels and what a version does otherwise; a cache makes more of small differences.
+ALLOCATED_WITHIN = 0.005
+RESERVED_WITHIN = 0.03
+
 _FORMAT = "memfit.estimate"
 _VERSION = 1
 
@@ -81,6 +86,19 @@ class Estimate:
         """The upper end of `needed_bytes`, where that is a range."""
         return self.needed_bytes if self.highest is None else max(self.needed_bytes, self.highest.needed_bytes)
 
+    def ranges(self) -> dict[str, tuple[int, int]]:
+        """Return between what bytes the allocated and the reserved peak are expected; nothing for no CUDA device.
+
+        The ends contain what libraries may choose, and how far simulated steps have been from recorded ones.
+        """
+        if self.reserved is None:
+            return {}
+        most = self.reserved if self.highest is None else self.highest.reserved
+        return {
+            "allocated": _widened(self.reserved.allocated_bytes, most.allocated_bytes, ALLOCATED_WITHIN),
+            "reserved": _widened(self.reserved.reserved_bytes, most.reserved_bytes, RESERVED_WITHIN),
+        }
+
     @property
     def peak_phase(self) -> str:
         return self.timeline.peak.phase
@@ -134,6 +152,7 @@ class Estimate:
             "process_peak_bytes": self.process_peak_bytes,
             "reserved": None if self.reserved is None else self.reserved.to_dict(),
             "highest": None if self.highest is None else self.highest.to_dict(),
+            "ranges": {name: list(ends) for name, ends in self.ranges().items()},
             "peak_phase": self.peak_phase,
             "peak_operation": self.timeline.peak.label,
             "peak_module": self.timeline.peak.module,
@@ -157,10 +176,10 @@ class Estimate:
         if self.process_peak_bytes is not None:
             process = f", {format_bytes(self.process_peak_bytes)} of the process"
         if self.reserved is not None:
-            process += f", {format_bytes(self.reserved.reserved_bytes)} reserved"
+            low, high = (format_bytes(each) for each in self.ranges()["reserved"])
+            process += f", {format_bytes(self.reserved.reserved_bytes)} reserved, between {low} and {high}"
         if self.highest is not None and self.most_needed_bytes > self.needed_bytes:
-            most = format_bytes(self.highest.reserved.reserved_bytes)
-            process += f", up to {most} depending on {self.highest.reason}"
+            process += f" depending on {self.highest.reason}"
         return f"{self.model} on {self.device}, {step}: peak {format_bytes(self.peak_bytes)} ({parts}){process}{notes}"
 
     def _repr_html_(self) -> str | None:
@@ -168,3 +187,12 @@ class Estimate:
 
     def _live(self) -> list[Storage]:
         return [self.graph.storages[index] for index in self.timeline.peak_storages]
+
+
+def _widened(low_bytes: int, high_bytes: int, share: float) -> tuple[int, int]:
+    """Return the ends of a range with a margin.
+
+    >>> _widened(1000, 900, 0.01)
+    (990, 1010)
+    """
+    return int(low_bytes * (1 - share)), int(max(low_bytes, high_bytes) * (1 + share))

@@ -21,20 +21,21 @@ from memfit.execute.attach import removed
 from memfit.ir import Graph, OptimizerMemory, Program, without_prefix
 from memfit.measure.allocations import operator_costs, with_real_sizes, workspace_bytes
 from memfit.measure.cost import OperatorCost
-from memfit.measure.cuda_libraries import CONVOLUTION_REASON, LibraryBytes, library_bytes
+from memfit.measure.cuda_libraries import ConvolutionSettings, LibraryBytes, library_bytes
 from memfit.measure.devices import CUDA_GRANULARITY_BYTES, Device, find_device
 from memfit.measure.optimizer import OptimizerLike, check_optimizer, optimizer_name
 from memfit.measure.probe import Progress
 from memfit.measure.process import can_be_measured, process_peak
 from memfit.plan.identity import identity_program
 from memfit.plan.loop import Loop
-from memfit.plan.reserved import ReservedMemory, reserved_memory
+from memfit.plan.reserved import WORKSPACE_SHARES, ReservedMemory, highest_of, reserved_memory, shared
 from memfit.plan.simulate import Timeline, simulate
 from memfit.prepare import may_be_probed, step_optimizer_memory
 from memfit.tensors import storage_bytes
 from memfit.units import format_bytes
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
+_PLAIN_CONVOLUTIONS = ConvolutionSettings()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,7 @@ class UnplannedStep:
     workspaces_measured: bool
     notes: tuple[str, ...]
     libraries: LibraryBytes | None = None  # None: measured with the operators, or no CUDA device
+    convolutions: ConvolutionSettings = _PLAIN_CONVOLUTIONS
     capacity_bytes: int | None = None  # of the device that it is for, without its context
 
     def estimate(self, *, process: bool = False) -> Estimate:
@@ -88,7 +90,7 @@ class UnplannedStep:
     def _handles(self) -> Mapping[int, int]:
         return {} if self.libraries is None else self.libraries.handles
 
-    def _reserved(self, workspaces: Sequence[int]) -> ReservedMemory:
+    def _reserved(self, workspaces: Sequence[int], *, compares: bool = True) -> ReservedMemory:
         return reserved_memory(
             self.graph,
             self.program,
@@ -96,10 +98,11 @@ class UnplannedStep:
             optimizer=self.optimizer_memory,
             handles=self._handles,
             capacity_bytes=self.capacity_bytes,
+            compares=compares,
         )
 
     def _highest(self, lowest: Timeline, least: ReservedMemory) -> UpperEnd | None:
-        """Return what the step takes with the largest workspaces; None where these make no difference."""
+        """Return the most that the step takes with larger workspaces; None where these make no difference."""
         if self.libraries is None or self.libraries.highest == self.libraries.lowest:
             return None
         workspaces = self._within_capacity(self.libraries.highest, lowest)
@@ -111,10 +114,11 @@ class UnplannedStep:
             granularity_bytes=self.granularity_bytes,
             library_bytes=sum(self._handles.values()),
         )
+        found = [self._reserved(shared(workspaces, share), compares=False) for share in WORKSPACE_SHARES]
         return UpperEnd(
             peak_bytes=max(timeline.peak_bytes, lowest.peak_bytes),
-            reserved=self._at_most_capacity(self._reserved(workspaces), least),
-            reason=CONVOLUTION_REASON,
+            reserved=self._at_most_capacity(highest_of(found), least),
+            reason=self.convolutions.reason,
         )
 
     def _at_most_capacity(self, most: ReservedMemory, least: ReservedMemory) -> ReservedMemory:
@@ -175,7 +179,10 @@ def unplanned_step(
     costs = operator_costs(graph, device_of(model), progress) if measure else {}
     graph = with_real_sizes(graph, costs)
     capability = None if target is None else target.capability
-    libraries = None if capability is None or measure else library_bytes(graph, capability)
+    convolutions = ConvolutionSettings(
+        searches=torch.backends.cudnn.benchmark, allows_tf32=torch.backends.cudnn.allow_tf32
+    )
+    libraries = None if capability is None or measure else library_bytes(graph, capability, convolutions)
     measured = tuple(workspace_bytes(graph, operation, costs) for operation in graph.operations)
     graph, program = (loop or Loop()).around(graph, program)
     return UnplannedStep(
@@ -183,6 +190,7 @@ def unplanned_step(
         program=program,
         workspace_bytes=measured if libraries is None else libraries.lowest,
         libraries=libraries,
+        convolutions=convolutions,
         capacity_bytes=None if target is None or capability is None else target.usable_bytes,
         optimizer_memory=needs,
         granularity_bytes=granularity_bytes(model, target),

@@ -10,7 +10,8 @@ from memfit.capture.cuda.operators import operators_of
 from memfit.capture.lower import lower
 from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
-from memfit.measure.cuda_libraries import library_bytes
+from memfit.measure.cuda_libraries import ConvolutionSettings, library_bytes
+from memfit.measure.devices import find_device
 
 MIB = 2**20
 
@@ -33,13 +34,49 @@ def test_what_multiplies_nothing_has_none():
     assert not libraries.handles
 
 
-def test_convolutions_are_a_range_and_those_of_single_channels_are_not():
-    batch = torch.randn(2, 16, 8, 8)
-    _, libraries = found(nn.Conv2d(16, 16, 3, padding=1), batch)
+def most(layer, batch, capability=(8, 0), **settings):
+    graph, libraries = found(layer, batch, capability)
+    libraries = library_bytes(graph, capability, ConvolutionSettings(**settings))
     assert set(libraries.lowest) == {0}
-    assert libraries.highest[0] == int(3.65 * 2 * batch.nbytes)
-    _, alone = found(nn.Conv2d(16, 16, 3, padding=1, groups=16), batch)
-    assert set(alone.highest) == {0}
+    places = [place for place, each in enumerate(graph.operations) if "convolution" in each.target]
+    return [libraries.highest[place] for place in places]  # forward, backward
+
+
+IMAGES = torch.randn(2, 16, 8, 8)
+MOVED = 2 * IMAGES.nbytes  # input and output
+
+
+def test_convolutions_are_a_range_and_those_of_single_channels_are_not():
+    assert most(nn.Conv2d(16, 16, 3, padding=1), IMAGES) == [int(4.3 * MOVED), MOVED]
+    assert most(nn.Conv2d(16, 16, 3, padding=1, groups=16), IMAGES) == [0, 0]
+
+
+@pytest.mark.parametrize("options", [{"kernel_size": 1}, {"kernel_size": 3, "padding": 2, "dilation": 2}])
+def test_what_cannot_be_transformed_is_copied_at_most_and_for_tensor_cores_alone(options):
+    layer = nn.Conv2d(16, 16, **options)
+    assert most(layer, IMAGES) == [MOVED, MOVED]
+    assert most(layer, IMAGES, (7, 5)) == [0, 0]
+    assert most(layer, IMAGES, allows_tf32=False) == [0, 0]
+    assert most(layer.half(), IMAGES.half(), (7, 5)) == [MOVED // 2, MOVED // 2]
+    assert most(nn.Conv2d(16, 6, 1), IMAGES) == [0, 0]  # channels come in fours
+
+
+def test_channels_last_are_not_copied():
+    images = IMAGES.to(memory_format=torch.channels_last)
+    assert most(nn.Conv2d(16, 16, 3, padding=1).to(memory_format=torch.channels_last), images) == [0, 0]
+
+
+def test_a_search_takes_all_that_is_free():
+    assert min(most(nn.Conv2d(16, 16, 1), IMAGES, (6, 0), searches=True)) > 2**60
+
+
+def test_a_search_is_bounded_by_the_device(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU())
+    estimate = memfit.estimate(model, torch.randn(2, 3, 8, 8), device="T4", progress=False)
+    usable = find_device("T4").usable_bytes
+    assert 0.99 * usable < estimate.highest.peak_bytes <= usable
+    assert "tries" in estimate.highest.reason
 
 
 class Attention(nn.Module):

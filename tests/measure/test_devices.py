@@ -16,6 +16,9 @@ from memfit.measure.devices import DEVICES, Device, find_device, usable_bytes
         ("h100", "H100-80GB"),
         ("A10", "A10"),
         ("L4", "L4"),
+        ("4090", "RTX-4090"),
+        ("NVIDIA GeForce RTX 3090", "RTX-3090"),
+        ("NVIDIA A100 80GB", "A100-80GB"),
     ],
 )
 def test_a_device_is_found_in_any_spelling(written: str, name: str) -> None:
@@ -44,6 +47,15 @@ def test_a_slip_of_the_pen_is_answered_with_what_was_meant(slip: str, meant: str
         find_device(slip)
 
 
+@pytest.mark.parametrize(
+    ("bare", "near"), [("4096", "RTX-4090"), ("4090 Ti", "RTX-4090"), ("3080", "RTX-3060"), ("h20", "H200")]
+)
+def test_a_bare_number_is_a_model_and_no_bytes(bare: str, near: str) -> None:
+    assert usable_bytes("4090") == find_device("RTX 4090").usable_bytes
+    with pytest.raises(InvalidBudget, match=rf"did you mean .*{near}"):
+        usable_bytes(bare)
+
+
 @pytest.mark.parametrize("empty", ["", " ", "-"])
 def test_an_empty_name_is_refused(empty: str) -> None:
     with pytest.raises(InvalidBudget):
@@ -51,7 +63,8 @@ def test_an_empty_name_is_refused(empty: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"), [("24GiB", 24 * 2**30), ("500MB", 500 * 10**6), (4096, 4096), ("4096", 4096), (1e9, 10**9)]
+    ("given", "expected"),
+    [("24GiB", 24 * 2**30), ("500MB", 500 * 10**6), (4096, 4096), ("4294967296", 2**32), (1e9, 10**9)],
 )
 def test_bytes_are_taken_as_they_are(given: str | float, expected: int) -> None:
     assert usable_bytes(given) == expected

@@ -49,3 +49,27 @@ def test_the_measured_peak_is_the_predicted_one():
 def test_another_word_is_refused():
     with pytest.raises(InvalidInput, match='"none" or "kept"'):
         memfit.Loop(gradients="zero")
+
+
+def test_kept_outputs_live_through_the_next_forward_pass():
+    batch = torch.randn(512, WIDTH)
+
+    def loss(model, batch):
+        outputs = model(batch)
+        return outputs.square().mean(), outputs
+
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH))
+    plain, kept = (
+        memfit.estimate(model, batch, loss=loss, device="A100-40GB", loop=memfit.Loop(outputs=word), progress=False)
+        for word in ("none", "kept")
+    )
+    one = batch.nbytes + 512  # and the loss
+    first, last = kept.timeline.moments[0], kept.timeline.moments[-1]
+    assert first.live_bytes - plain.timeline.moments[0].live_bytes == one
+    assert last.live_bytes == plain.timeline.moments[-1].live_bytes
+    assert kept.reserved_bytes >= plain.reserved_bytes
+
+
+def test_a_plan_says_that_it_does_not_count_kept_outputs():
+    with pytest.raises(InvalidInput, match="leave room"):
+        memfit.plan(nn.Linear(4, 4), torch.randn(2, 4), budget=1.0, loop=memfit.Loop(outputs="kept"))

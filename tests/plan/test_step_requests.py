@@ -10,6 +10,7 @@ from hypothesis import given
 from memfit.ir import Compute, Free, Kind, LossMemory, OptimizerMemory, Phase, Program
 from memfit.plan.allocator.requests import Allocate, Release, run_requests
 from memfit.plan.identity import identity_program
+from memfit.plan.loop import with_kept_gradients, with_kept_outputs
 from memfit.plan.reserved import reserved_memory
 from memfit.plan.simulate import simulate
 from memfit.plan.step_requests import step_requests
@@ -88,13 +89,19 @@ def test_what_is_computed_again_lives_twice():
     assert peak_bytes(requests) == simulate(graph, program).peak_bytes
 
 
-def test_after_a_step_only_what_lasts_is_left():
+def test_after_a_step_only_what_lasts_and_its_gradients_are_left():
     requests = step_requests(small_step(), identity_program(small_step()), optimizer=MOMENTUM)
     live = {each.handle: each.size_bytes for each in requests if isinstance(each, Allocate)}
     for each in requests:
         if isinstance(each, Release):
             del live[each.handle]
-    assert sum(live.values()) == (40 + 8 + 70) * MIB
+    assert sum(live.values()) == (40 + 8 + 70 + 40) * MIB
+
+
+def test_gradients_go_when_the_next_step_begins():
+    once, twice = (step_requests(small_step(), identity_program(small_step()), steps=count) for count in (1, 2))
+    (gradient,) = (each.handle for each in once[2:] if isinstance(each, Allocate) and each.size_bytes == 40 * MIB)
+    assert twice[: len(once) + 1] == [*once, Release(gradient)]
 
 
 def test_optimizer_state_comes_in_blocks_of_the_parameters_sizes():
@@ -119,3 +126,32 @@ def test_reserved_is_what_segments_take_and_a_better_setting_is_named():
     assert run_requests(requests, capacity_bytes=reserved.least_bytes).out_of_memory_at is None
     assert reserved.to_dict()["fragmentation_bytes"] == reserved.fragmentation_bytes
     assert ("with" in reserved.words()) is bool(reserved.best_setting)
+
+
+def test_gradients_that_a_loop_keeps_stay_where_the_first_step_made_them():
+    graph, program = with_kept_gradients(small_step(), identity_program(small_step()))
+    requests = step_requests(graph, program, steps=2)
+    gradients = [each.handle for each in requests[1:] if isinstance(each, Allocate) and each.size_bytes == 40 * MIB]
+    first, second = gradients
+    assert Release(first) not in requests
+    assert requests.index(Release(second)) > requests.index(Allocate(second, 40 * MIB))
+    assert peak_bytes(requests) == simulate(graph, program).peak_bytes
+
+
+def test_outputs_that_a_loop_keeps_go_when_new_ones_are_made():
+    graph, program = with_kept_outputs(small_step(), identity_program(small_step()))
+    requests = step_requests(graph, program, steps=2)
+    first, second = (
+        each.handle
+        for each in requests
+        if isinstance(each, Allocate) and each.size_bytes == 3 * MIB and each.handle in outputs_of(requests)
+    )
+    assert requests.index(Release(first)) > requests.index(Allocate(second, 3 * MIB))
+    assert Release(second) not in requests
+    assert peak_bytes(requests) == simulate(graph, program).peak_bytes
+
+
+def outputs_of(requests):
+    """Blocks of the outputs' size that do not go before the end of their step: tangents do."""
+    made = [each.handle for each in requests if isinstance(each, Allocate) and each.size_bytes == 3 * MIB]
+    return made[::2]

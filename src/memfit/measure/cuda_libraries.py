@@ -1,15 +1,27 @@
 """Bytes that CUDA's libraries take beside the tensors of a step: exact where a rule is known, else a range.
 
 Sources: cuBLAS workspaces, `aten/src/ATen/cuda/CublasHandlePool.cpp`; temporaries of attention, flash attention's
-`flash_api.cpp` (`mha_bwd`) and `transformers/cuda/attention_backward.cu`. cuDNN does not publish the workspaces of its
-convolutions: the upper end is the largest share of input and output that a published peak shows (VGG-16, batch 128,
-on an RTX 4090), the lower end is none, which is what published peaks of ResNet-50 show.
+`flash_api.cpp` (`mha_bwd`) and `transformers/cuda/attention_backward.cu`.
+
+Note [Workspaces of convolutions]
+    cuDNN does not publish them, so they are a range. The lower end is none, which is what published peaks of ResNet-50
+    show. The upper end depends on what may run:
+    - Algorithms that transform images (Winograd's, Fourier's) work on 32 bits, kernels of more than one element, stride
+      and dilation 1 and one group. One published peak shows such a workspace, that of VGG-16, batch 128, on an RTX
+      4090: 4.3 times input and output of its second convolution. Both its peaks together are only possible if that was
+      in the forward pass, so backward passes have no more than copies. Images of few channels show none.
+    - Tensor cores want channels last. Where images are not, cuDNN copies input and output at most. They take 16 bits
+      from compute capability 7.0 on, and 32 bits from 8.0 on, if TF32 is allowed and channels come in fours (NVIDIA's
+      "Convolutional Layers User's Guide").
+    - One channel for each filter runs in torch's own kernel, with none.
+    - With `torch.backends.cudnn.benchmark` every algorithm is tried once, with as much as is free on the device
+      (`getMaxWorkspaceSize`, `cudnn/ConvShared.cpp` and `Conv_v7.cpp`), and the peak has seen that.
 """
 
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from memfit.ir import Graph, Operation
 
@@ -21,11 +33,27 @@ _ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _ROWS_OF_FLASH = 128  # sequences are rounded up to it
 _ROWS_OF_EFFICIENT = 64
 _ACCUMULATED_BYTES = 4  # attention adds up in 32 bits
-_CONVOLUTION_SHARE = 3.65  # of input and output, in 32 bits, kernels of more than one element
-_FEW_CHANNELS = 16  # of images: below, published peaks show none of the algorithms that transform all of them
-_COPIED_SHARE = 1.0  # elsewhere at most a copy of input and output in another layout, as tensor cores want them
+_TRANSFORMED_SHARE = 4.3  # of input and output, for algorithms that transform all images
+_FEW_CHANNELS = 16  # of images that no published peak shows such an algorithm for
+_COPIED_SHARE = 1.0  # of input and output, for a copy of both in another layout
+_CHANNELS_TOGETHER = 4  # that tensor cores take of 32 bits
+_ALL_THAT_IS_FREE = 2**62
 
 CONVOLUTION_REASON = "the algorithms that cuDNN chooses for convolutions, whose workspaces it does not publish"
+SEARCH_REASON = "the algorithms that cuDNN tries for convolutions, with up to all memory that is free"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ConvolutionSettings:
+    """What a user lets cuDNN do, as `torch.backends.cudnn` has it."""
+
+    searches: bool = False  # `benchmark`
+    allows_tf32: bool = True
+
+    @property
+    def reason(self) -> str:
+        """Say what decides how much convolutions take."""
+        return SEARCH_REASON if self.searches else CONVOLUTION_REASON
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +65,12 @@ class LibraryBytes:
     handles: Mapping[int, int]  # cuBLAS workspaces, by the operation that is first to need one in its thread
 
 
-def library_bytes(graph: Graph, capability: tuple[int, int]) -> LibraryBytes:
+def library_bytes(
+    graph: Graph, capability: tuple[int, int], convolutions: ConvolutionSettings | None = None
+) -> LibraryBytes:
     """Find what the operations of a graph take on a device of this compute capability."""
-    ranges = [_workspace(graph, operation) for operation in graph.operations]
+    convolutions = convolutions or ConvolutionSettings()
+    ranges = [_workspace(graph, operation, capability, convolutions) for operation in graph.operations]
     products = [place for place, each in enumerate(graph.operations) if each.target.startswith(_PRODUCTS)]
     firsts = {graph.operations[place].phase: place for place in reversed(products)}  # each pass has its own thread
     return LibraryBytes(
@@ -58,11 +89,13 @@ def cublas_bytes(capability: tuple[int, int]) -> int:
     return _BIG_CUBLAS_BYTES if capability[0] in (9, 10, 12) else _SMALL_CUBLAS_BYTES
 
 
-def _workspace(graph: Graph, operation: Operation) -> tuple[int, int]:
+def _workspace(
+    graph: Graph, operation: Operation, capability: tuple[int, int], convolutions: ConvolutionSettings
+) -> tuple[int, int]:
     if not operation.signature:
         return 0, 0
     if operation.target.startswith(("aten.convolution.", "aten.convolution_backward.")):
-        return 0, _convolution_bytes(graph, operation)
+        return 0, int(_convolution_bytes(graph, operation, capability, convolutions))
     if "scaled_dot_product" in operation.target and "backward" in operation.target:
         size_bytes = _attention_bytes(operation)
         return size_bytes, size_bytes
@@ -72,7 +105,7 @@ def _workspace(graph: Graph, operation: Operation) -> tuple[int, int]:
 def _attention_bytes(operation: Operation) -> int:
     """Return the temporaries of an attention's backward pass: gradients in 32 bits, and one number a row."""
     tensors = _tensors(operation)
-    dtype, (batch, heads, rows, width) = tensors[1]
+    dtype, (batch, heads, rows, width), _ = tensors[1]
     key_heads, key_rows = tensors[2][1][1:3]
     if "flash" in operation.target:
         rows = _rounded(rows, _ROWS_OF_FLASH)
@@ -86,27 +119,45 @@ def _attention_bytes(operation: Operation) -> int:
     return size_bytes
 
 
-def _convolution_bytes(graph: Graph, operation: Operation) -> int:
-    """Return the upper end for a convolution; one for each channel by itself runs in torch's own kernel, with none."""
+def _convolution_bytes(
+    graph: Graph, operation: Operation, capability: tuple[int, int], convolutions: ConvolutionSettings
+) -> float:
+    """Return the upper end for a convolution, see Note [Workspaces of convolutions]."""
     tensors = _tensors(operation)
     is_backward = "backward" in operation.target
     images, weight = (tensors[1], tensors[2]) if is_backward else (tensors[0], tensors[1])
-    if weight[1][1] == 1 and images[1][1] > 1:
+    (dtype, shape, strides), kernel = images, weight[1]
+    if kernel[1] == 1 and shape[1] > 1:
+        return 0
+    if convolutions.searches:
+        return _ALL_THAT_IS_FREE
+    if strides[1] == 1 and math.prod(shape[2:]) > 1:  # channels last, as every algorithm for tensor cores wants it
         return 0
     output_bytes = _bytes(*tensors[0]) if is_backward else graph.storages[operation.outputs[0]].size_bytes
     moved_bytes = _bytes(*images) + output_bytes
-    is_wide = math.prod(weight[1][2:]) > 1 and images[0] == "float32" and images[1][1] >= _FEW_CHANNELS
-    return int((_CONVOLUTION_SHARE if is_wide else _COPIED_SHARE) * moved_bytes)
+    if not is_backward and dtype == "float32" and shape[1] >= _FEW_CHANNELS and _may_be_transformed(operation, kernel):
+        return _TRANSFORMED_SHARE * moved_bytes
+    takes_tf32 = convolutions.allows_tf32 and not any(size % _CHANNELS_TOGETHER for size in (shape[1], kernel[0]))
+    on_tensor_cores = capability >= (8, 0) and takes_tf32 if dtype == "float32" else capability >= (7, 0)
+    return _COPIED_SHARE * moved_bytes if on_tensor_cores else 0
 
 
-def _tensors(operation: Operation) -> list[tuple[str, list[int]]]:
-    """Return dtype and shape of every tensor that an operation is given."""
+def _may_be_transformed(operation: Operation, kernel: Sequence[int]) -> bool:
+    """Tell whether algorithms that transform images can compute a convolution's forward pass."""
+    arguments = json.loads(operation.signature)[1]
+    stride, _, dilation, transposed, _, groups = arguments[3:9]
+    plain = all(each == 1 for each in (*stride, *dilation, groups)) and not transposed
+    return plain and math.prod(kernel[2:]) > 1
+
+
+def _tensors(operation: Operation) -> list[tuple[str, list[int], list[int]]]:
+    """Return dtype, shape and strides of every tensor that an operation is given."""
     _, args, _ = json.loads(operation.signature)
     contents = [arg["tensor"] for arg in args if isinstance(arg, dict) and "tensor" in arg]
-    return [(dtype, shape) for dtype, shape, *_ in contents]
+    return [(dtype, shape, strides) for dtype, shape, strides, *_ in contents]
 
 
-def _bytes(dtype: str, shape: list[int]) -> int:
+def _bytes(dtype: str, shape: list[int], _strides: list[int]) -> int:
     return math.prod(shape) * _ITEM_BYTES.get(dtype, 4)
 
 

@@ -6,12 +6,16 @@ before the first tensor. Times that rest on them are estimates and are marked so
 """
 
 import dataclasses
+import difflib
+import re
 
 from memfit.errors import InvalidBudget
-from memfit.spelling import suggestion
 from memfit.units import format_bytes, parse_bytes
 
 _MIB = 2**20
+_MAKERS = ("nvidia", "geforce", "tesla")
+_MODEL_DIGITS = 4  # of numbers that name a model by themselves
+_FAR_AWAY = 0.4  # of `difflib`: how little a name has to look like a known one
 CUDA_GRANULARITY_BYTES = 512  # the caching allocator rounds every block up to this
 
 # Of an RTX 4090 with 24,564 MiB torch tells 23.65 GiB, and a process that ran out of memory there held 0.51 GiB beside
@@ -81,26 +85,37 @@ DEVICES = (
 
 
 def find_device(name: str) -> Device:
-    """The device of this name, in any spelling: "a100-40gb", "RTX 4090".
+    """The device of this name, in any spelling: "a100-40gb", "RTX 4090", "4090".
 
-    >>> find_device("rtx 4090").name
-    'RTX-4090'
+    >>> find_device("rtx 4090").name, find_device("4090").name
+    ('RTX-4090', 'RTX-4090')
     """
-    wanted = _plain(name)
-    matches = [device for device in DEVICES if _plain(device.name) == wanted]
-    if not matches:
-        matches = [device for device in DEVICES if _plain(device.name).startswith(wanted)]
+    wanted = _parts(name)
+    matches = [device for device in DEVICES if _parts(device.name) == wanted]
+    for first in (0, 1):  # a whole name may leave its end out, then its first letters: "4090"
+        matches = matches or [each for each in DEVICES if wanted and _parts(each.name)[first:][: len(wanted)] == wanted]
     if len(matches) != 1:
         found = f"could be {' or '.join(device.name for device in matches)}" if matches else "is not known"
-        found += "" if matches else suggestion(name, (each.name for each in DEVICES))
+        found += "" if matches else _nearest(name)
         known = ", ".join(f"{device.name} ({format_bytes(device.memory_bytes)})" for device in DEVICES)
         raise InvalidBudget(f'device {name!r} {found}; known are {known}; or give its memory, such as "24GiB"')
     return matches[0]
 
 
 def is_bytes(device: str | int | float) -> bool:
-    """Whether a device is given by its memory ("24GiB") rather than by its name."""
-    return not isinstance(device, str) or device.strip()[:1] in tuple("0123456789.")
+    """Whether a device is given by its memory ("24GiB") rather than by its name.
+
+    A bare number in a text names a model where it has no more digits than one.
+
+    >>> is_bytes("24GiB"), is_bytes("4090"), is_bytes(4090), is_bytes("4294967296")
+    (True, False, True, True)
+    """
+    if not isinstance(device, str):
+        return True
+    text = device.strip()
+    if text.isdecimal():
+        return len(text) > _MODEL_DIGITS
+    return text[:1] in tuple("0123456789.") and not _names_one(text)
 
 
 def usable_bytes(device: str | int | float) -> int:
@@ -108,5 +123,27 @@ def usable_bytes(device: str | int | float) -> int:
     return parse_bytes(device) if is_bytes(device) else find_device(str(device)).usable_bytes
 
 
+def _names_one(text: str) -> bool:
+    """Tell whether a text that begins with a number is a name, such as "4090 Ti"."""
+    numbers = [part for device in DEVICES for part in _parts(device.name)[1:] if len(part) >= _MODEL_DIGITS]
+    return _parts(text)[0] in numbers and _parts(text)[1:2] not in (["b"], ["kb"], ["mb"], ["gb"], ["mib"], ["gib"])
+
+
+def _nearest(name: str) -> str:
+    """Return known names that look like this one, even from afar."""
+    plain = {_plain(device.name): device.name for device in DEVICES}
+    near = difflib.get_close_matches(_plain(name), plain, n=3, cutoff=_FAR_AWAY)
+    return f" (did you mean {' or '.join(plain[each] for each in near)}?)" if near else ""
+
+
+def _parts(name: str) -> list[str]:
+    """Split a name into words and numbers, without its maker's.
+
+    >>> _parts("NVIDIA A100-40GB")
+    ['a', '100', '40', 'gb']
+    """
+    return [each for each in re.findall(r"[a-z]+|[0-9]+", name.lower()) if each not in _MAKERS]
+
+
 def _plain(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())
+    return "".join(_parts(name))

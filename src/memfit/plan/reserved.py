@@ -4,6 +4,10 @@ Note [Tight devices]
     A request that the driver does not serve makes the allocator give back all segments that nothing lives in, and ask
     again. So a step runs on a device with less memory than it reserves on a bigger one, if more slowly. The least with
     which it does is searched for by halves: no rule says that more memory than enough is enough too, but steps are so.
+
+Note [Between the ends]
+    Where workspaces are a range, the largest need not reserve most: a small one that finds no room takes a segment,
+    and what fills it next leaves other gaps. So parts of them are simulated too, and the most of all counts.
 """
 
 import dataclasses
@@ -11,12 +15,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memfit.ir import Graph, LossMemory, OptimizerMemory, Program
-from memfit.plan.allocator.requests import AllocatorRun, Request, best_run, compare_settings, run_requests
+from memfit.plan.allocator.requests import (
+    USUAL_SETTINGS,
+    AllocatorRun,
+    Request,
+    best_run,
+    compare_settings,
+    run_requests,
+)
 from memfit.plan.step_requests import step_requests
 from memfit.units import format_bytes
 
 _LEAST_WITHIN = 0.002  # of what is reserved: how near the least memory is searched
 _NOTICEABLE_SHARE = 0.01  # of what is reserved: a setting that saves less is not worth setting
+
+
+WORKSPACE_SHARES = (0.25, 0.5, 1.0)  # of the largest workspaces, see Note [Between the ends]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +62,26 @@ class ReservedMemory:
         return dataclasses.asdict(self) | {"fragmentation_bytes": self.fragmentation_bytes}
 
 
+def shared(workspaces: Sequence[int], share: float) -> list[int]:
+    """Return a share of every workspace.
+
+    >>> shared([10, 3], 0.5)
+    [5, 1]
+    """
+    return [int(share * each) for each in workspaces]
+
+
+def highest_of(found: Sequence[ReservedMemory]) -> ReservedMemory:
+    """Return the most that any of several simulations takes, of each figure."""
+    return ReservedMemory(
+        allocated_bytes=max(each.allocated_bytes for each in found),
+        reserved_bytes=max(each.reserved_bytes for each in found),
+        best_setting="",
+        best_reserved_bytes=max(each.best_reserved_bytes for each in found),
+        least_bytes=max(each.least_bytes for each in found),
+    )
+
+
 def _within(requests: Sequence[Request], free: AllocatorRun, capacity_bytes: int | None) -> AllocatorRun:
     """Run requests again inside a capacity, if more is reserved without one and they go through."""
     if capacity_bytes is None or free.peak_reserved_bytes <= capacity_bytes:
@@ -75,16 +109,19 @@ def reserved_memory(
     loss: LossMemory | None = None,
     handles: Mapping[int, int] | None = None,
     capacity_bytes: int | None = None,
+    compares: bool = True,
 ) -> ReservedMemory:
     """Simulate the allocator under a program; arguments are those of `simulate` and `step_requests`.
 
+    Settings beside the defaults are compared where that is wished for.
     Where a device has no more than `capacity_bytes`, the allocator gives back what it caches before it gives up, so
     less is reserved there, see Note [Tight devices].
     """
     requests = step_requests(
         graph, program, workspace_bytes=workspace_bytes, optimizer=optimizer, loss=loss, handles=handles
     )
-    runs = [_within(requests, each, capacity_bytes) for each in compare_settings(requests)]
+    settings = USUAL_SETTINGS if compares else USUAL_SETTINGS[:1]
+    runs = [_within(requests, each, capacity_bytes) for each in compare_settings(requests, settings)]
     default, best = runs[0], best_run(runs)
     saved_bytes = default.peak_reserved_bytes - best.peak_reserved_bytes
     if saved_bytes <= _NOTICEABLE_SHARE * default.peak_reserved_bytes:

@@ -3,7 +3,9 @@
 Note [Steps as a loop runs them]
     The order is that of Note [What a step is] in `simulate.py`, for several steps from an empty allocator on: what
     is cached after one step decides where the next one finds room. Optimizer state is made in the first optimizer step.
-    What lives only in a step is released when it ends: outputs, gradients, what a loss keeps.
+    What lives only in a step is released when it ends: outputs, what a loss keeps. Its gradients go when the next one
+    begins, as `zero_grad()` does it. Where a loop keeps them, those of the first step stay where they were made, and
+    later ones are added to them and go. Outputs that it keeps go when the next step has made new ones.
 
 Note [Sums of blocks]
     Where of an optimizer's state and temporaries only sums are known, they come in blocks of the sizes of the
@@ -14,7 +16,7 @@ import itertools
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 
-from memfit.ir import BlockEvent, Compute, Graph, Instruction, LossMemory, OptimizerMemory, Program
+from memfit.ir import BlockEvent, Compute, Graph, Instruction, Kind, LossMemory, OptimizerMemory, Program
 from memfit.plan.allocator.requests import Allocate, Release, Request
 
 _STEPS = 3  # the third finds the cache as all later ones do
@@ -58,18 +60,27 @@ class _Walk:
         self._parameter_bytes = [graph.storages[parameter].size_bytes for parameter, _ in graph.trained]
         self._handles = itertools.count()
         self._open: dict[int, list[int]] = {}  # blocks by storage, the newest last
+        self._gradients: list[int] = []  # blocks of the step before
+        self._made = {gradient for _, gradient in graph.trained}
+        self._kept = {storage for storage in graph.resident if graph.storages[storage].kind is Kind.GRADIENT}
+        self._old_outputs = {storage for storage in graph.resident if graph.storages[storage].kind is Kind.OUTPUT}
+        self._outputs: list[int] = []  # blocks of the step before, where they are kept
+        self._is_first = True
 
     def steps(self, program: Program, count: int) -> Iterator[Request]:
         """Follow a program `count` times."""
         for storage in self._graph.resident:
-            yield self._allocate(storage)
+            if storage not in self._kept and storage not in self._old_outputs:
+                yield self._allocate(storage)
         if self._loss is not None:
             yield Allocate(next(self._handles), self._loss.batch_bytes)
         self._open.clear()  # nothing that is there before the step goes in it
         for number in range(count):
-            yield from self._step(program, is_first=number == 0)
+            self._is_first = number == 0
+            yield from self._step(program)
 
-    def _step(self, program: Program, *, is_first: bool) -> Iterator[Request]:
+    def _step(self, program: Program) -> Iterator[Request]:
+        yield from (Release(handle) for handle in self._gradients)
         yield from self._follow(program.forward)
         lasting = None
         if self._loss is not None:
@@ -81,7 +92,11 @@ class _Walk:
         for storage in self._graph.tangents:
             yield self._allocate(storage)
         yield from self._follow(program.backward)
-        yield from self._optimize(is_first=is_first)
+        yield from self._optimize()
+        self._gradients = [handle for storage in self._made for handle in self._open.pop(storage, ())]
+        if self._old_outputs:
+            outputs = [each for each in self._graph.held if self._graph.storages[each].kind is Kind.OUTPUT]
+            self._outputs = [handle for storage in outputs for handle in self._open.pop(storage, ())]
         yield from (Release(handle) for handles in self._open.values() for handle in handles)
         self._open.clear()
         if lasting is not None:
@@ -91,6 +106,11 @@ class _Walk:
         for instruction in instructions:
             if isinstance(instruction, Compute):
                 yield from self._compute(instruction)
+            elif instruction.storage in self._old_outputs:
+                yield from (Release(handle) for handle in self._outputs)
+                self._outputs = []
+            elif self._is_first and self._kept and instruction.storage in self._made:
+                self._open.pop(instruction.storage, None)  # it is the one that is kept
             else:
                 yield from self._release(instruction.storage)
 
@@ -113,13 +133,13 @@ class _Walk:
         sizes = [self._graph.storages[each].size_bytes for each in (written_over, *outputs[:1])]
         return bool(self._open.get(written_over)) and len(sizes) > 1 and sizes[0] == sizes[1]
 
-    def _optimize(self, *, is_first: bool) -> Iterator[Request]:
+    def _optimize(self) -> Iterator[Request]:
         """Make the state in the first step, and what the step itself takes in each."""
         if self._optimizer.blocks is not None:
             blocks = self._optimizer.blocks
-            yield from self._follow_blocks(blocks.first_step if is_first else blocks.later_step)
+            yield from self._follow_blocks(blocks.first_step if self._is_first else blocks.later_step)
             return
-        if is_first:
+        if self._is_first:
             for size_bytes in _blocks(self._optimizer.state_bytes, self._parameter_bytes):
                 yield Allocate(next(self._handles), size_bytes)
         workspace_bytes = self._optimizer.workspace_bytes

@@ -38,12 +38,15 @@ class ValueRow:
 
 
 def range_words(estimate: Estimate) -> str:
-    """Say between what ends a peak lies, and why; nothing where it is one figure."""
+    """Say between what ends the peaks on a CUDA device lie, and why; nothing where it is for another one."""
+    ranges = estimate.ranges()
+    if not ranges:
+        return ""
+    said = ", ".join(f"{name} {format_bytes(low)} to {format_bytes(high)}" for name, (low, high) in ranges.items())
     highest = estimate.highest
     if highest is None or (highest.peak_bytes, highest.needed_bytes) == (estimate.peak_bytes, estimate.needed_bytes):
-        return ""
-    ends = f"up to {format_bytes(highest.peak_bytes)}, {format_bytes(highest.reserved.reserved_bytes)} reserved"
-    return f"{ends}: depends on {highest.reason}"
+        return f"{said}: as far as simulated steps were from recorded ones"
+    return f"{said}: depends on {highest.reason}"
 
 
 def verdict(estimate: Estimate, limit: Limit) -> str:

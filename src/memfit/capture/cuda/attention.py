@@ -124,7 +124,7 @@ def _additive(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | N
     """Write a mask of truths as one that is added, as every kernel is given it."""
     if mask is None or mask.dtype is not torch.bool:
         return mask
-    return torch.where(mask, 0.0, torch.full((), -math.inf, dtype=dtype, device=mask.device))
+    return torch.where(mask, 0.0, torch.scalar_tensor(-math.inf, dtype=dtype, device=mask.device))
 
 
 def _padded_mask(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor | None:

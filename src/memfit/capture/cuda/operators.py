@@ -6,8 +6,8 @@ Note [Operators of another device]
     picks have derivatives and descriptions of their results like all others, and need no device for a trace. They
     never run. What other threads compute meanwhile is not touched.
 
-From PyTorch's `aten/src/ATen/native/`: `Normalization.cpp` (`_batch_norm_impl_index`), `Dropout.cpp`
-(`is_fused_kernel_acceptable`), `SoftMax.cpp` (`softmax`: 16 bits to 32 without a copy), `RNN.cpp`, `layer_norm.cpp`.
+From PyTorch's `aten/src/ATen/native/`: `Dropout.cpp` (`is_fused_kernel_acceptable`), `SoftMax.cpp` (`softmax`: 16 bits
+to 32 without a copy), `RNN.cpp`, `layer_norm.cpp`; batch norm's are named in `batch_norm.py`.
 """
 
 import contextlib
@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from memfit import _torch
+from memfit.capture.cuda import batch_norm
 from memfit.capture.cuda.attention import attend
 from memfit.capture.cuda.autocast import cast_lists
 from memfit.capture.cuda.capability import Capability
@@ -26,7 +28,6 @@ from memfit.capture.cuda.recurrent import recurrent_operators
 
 aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
-_MOST_CUDNN_ROWS = 880801  # of a batch norm, `MAX_CUDNN_BATCH` and its kind: above, torch's own kernel runs
 
 
 @contextlib.contextmanager
@@ -42,17 +43,29 @@ def operators_of(device: Capability | None) -> Iterator[None]:
         here = threading.get_ident()
         for name, function in _composites(device).items():
             library.impl(name, _in_thread(here, name, function), "AutogradCPU", allow_override=True)
-        for name, function in recurrent_operators().descriptions.items():
+        descriptions = _descriptions()
+        for name, function in descriptions.items():
             library.impl(name, function, "Meta", allow_override=True)
+        stack.enter_context(_torch.described_by_kernels([getattr(aten, name).default for name in descriptions]))
         for name, function in cast_lists(here).items():
             library.impl(name, function, "AutocastCPU", allow_override=True)
         yield
 
 
+def _descriptions() -> dict[str, Callable[..., Any]]:
+    """Return what tells the results of operators that torch describes otherwise, or not at all."""
+    return {
+        "native_batch_norm": batch_norm.described,
+        "cudnn_batch_norm": batch_norm.described_of_cudnn,
+        "cudnn_batch_norm_backward": batch_norm.described_backward_of_cudnn,
+        **recurrent_operators().descriptions,
+    }
+
+
 def _composites(device: Capability) -> dict[str, Callable[..., Any]]:
     return {
         "scaled_dot_product_attention": functools.partial(attend, device),
-        "batch_norm": _batch_norm,
+        "batch_norm": batch_norm.batch_norm,
         "dropout": _dropout,
         "softmax.int": functools.partial(_softmax, aten._softmax.default),
         "log_softmax.int": functools.partial(_softmax, aten._log_softmax.default),
@@ -71,34 +84,6 @@ def _in_thread(thread: int, name: str, function: Callable[..., Any]) -> Callable
         return operator.decompose(*args, **kwargs) if result is NotImplemented else result
 
     return call
-
-
-def _batch_norm(
-    images: torch.Tensor,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    mean: torch.Tensor | None,
-    variance: torch.Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Any:
-    """Call cuDNN where it can, torch's own kernel elsewhere."""
-    is_for_cudnn = (
-        cudnn_enabled
-        and weight is not None
-        and bias is not None
-        and (mean is None) == (variance is None)
-        and (images.dtype not in _HALF or weight.dtype is torch.float32)
-        and images.dtype is not torch.bfloat16
-        and (images.dim() != 2 or images.size(0) <= 131070)
-        and images.size(0) <= _MOST_CUDNN_ROWS
-        and not (not training and mean is None)
-    )
-    if is_for_cudnn and training:
-        return aten.cudnn_batch_norm(images, weight, bias, mean, variance, training, momentum, eps)[0]
-    return aten.native_batch_norm(images, weight, bias, mean, variance, training, momentum, eps)[0]
 
 
 def _dropout(values: torch.Tensor, probability: float, train: bool) -> Any:
