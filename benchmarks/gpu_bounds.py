@@ -21,6 +21,7 @@ import os
 import random
 import warnings
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ from torch import nn
 import memfit
 from memfit.cli.torchvision_repair import prepare
 from memfit.files import write_atomically
+from memfit.measure.optimizer import KnownMemory
+from memfit.unplanned import unplanned_step
 
 RESULTS = Path(__file__).parent / "results" / "gpu_bounds.json"
 DEVICE = "RTX 3090"
@@ -133,7 +136,7 @@ def _row(record: dict[str, str]) -> Row:
             model = _model(record["model"])
             samples = [_sample(batch, pixels) for batch, _ in known]
         _check_model(model, record)
-        bounds = tuple(_bound(model, *each) for each in zip(samples, known, strict=True))
+        bounds = tuple(_bounds(model, samples, known))
     except Exception as error:
         return Row(model=record["model"], pixels=pixels, error=f"{type(error).__name__}: {error}"[:300])
     return Row(model=record["model"], pixels=pixels, bounds=bounds)
@@ -151,25 +154,34 @@ def _sample(batch: int, pixels: int) -> tuple[torch.Tensor, torch.Tensor]:
     return images, torch.empty(batch, dtype=torch.int64)
 
 
-def _bound(model: nn.Module, sample: tuple[torch.Tensor, torch.Tensor], known: tuple[int, bool]) -> Bound:
-    estimate = memfit.estimate(
-        model,
-        sample,
-        loss=_classified,
-        optimizer=functools.partial(torch.optim.SGD, lr=1e-4, momentum=0.9, nesterov=True, foreach=False),
-        device=DEVICE,
-        loop=memfit.Loop(gradients="kept"),
-        progress=False,
-    )
-    assert estimate.reserved is not None
-    return Bound(
-        batch=known[0],
-        fitted=known[1],
-        allocated_bytes=estimate.reserved.allocated_bytes,
-        reserved_bytes=estimate.reserved.reserved_bytes,
-        needed_bytes=estimate.needed_bytes,
-        most_needed_bytes=estimate.most_needed_bytes,
-    )
+def _bounds(
+    model: nn.Module, samples: Sequence[tuple[torch.Tensor, torch.Tensor]], known: Sequence[tuple[int, bool]]
+) -> Iterator[Bound]:
+    """Estimate a model at each batch size; its optimizer, which knows of no batch, is stepped once."""
+    optimizer: Any = functools.partial(torch.optim.SGD, lr=1e-4, momentum=0.9, nesterov=True, foreach=False)
+    for sample, (batch, fitted) in zip(samples, known, strict=True):
+        step = unplanned_step(
+            model,
+            sample,
+            loss=_classified,
+            optimizer=optimizer,
+            device=DEVICE,
+            measure=None,
+            backward_from="auto",
+            progress=None,
+            loop=memfit.Loop(gradients="kept"),
+        )
+        optimizer = KnownMemory(name="SGD", memory=step.optimizer_memory)
+        estimate = step.estimate()
+        assert estimate.reserved is not None
+        yield Bound(
+            batch=batch,
+            fitted=fitted,
+            allocated_bytes=estimate.reserved.allocated_bytes,
+            reserved_bytes=estimate.reserved.reserved_bytes,
+            needed_bytes=estimate.needed_bytes,
+            most_needed_bytes=estimate.most_needed_bytes,
+        )
 
 
 def _model(name: str) -> nn.Module:
