@@ -56,7 +56,7 @@ def read_checked(path: Path, *, label: str = "") -> Any:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        log.warning("what was kept in %s cannot be read (%s) and is left out", path, error.strerror)
+        log.warning("what was kept in %s cannot be read (%s) and is left out", path, error)
         return None
     except UnicodeDecodeError:
         begin, text = "", ""

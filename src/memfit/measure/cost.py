@@ -59,7 +59,10 @@ class CostCache:
         """Read the file, unless this process has read it as it is."""
         try:
             stamp = _stamp(self.path)
-        except OSError:  # there is none
+        except (FileNotFoundError, NotADirectoryError):
+            return {}, {}
+        except OSError as error:
+            log.warning("the cost cache %s cannot be read (%s); measuring again", self.path.name, error)
             return {}, {}
         stamped = _READ.get(self.path)
         if stamped is None or stamped[0] != stamp:
