@@ -65,6 +65,7 @@ class Joint:
     inner: tuple[int, ...] = ()  # outputs that others are computed from
     late: LateReads = dataclasses.field(default_factory=LateReads)  # what runs in the backward pass reads
     arrivals: tuple[int, ...] = ()  # states and arguments, by place, in the order in which they get their gradients
+    name: str = "the model"  # of its class
     seconds: float = 0.0  # that tracing took
 
     @property
@@ -200,6 +201,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         uses=subject.uses,
         arrivals=tuple(subject.arrivals),
         state_names=tuple(state_names(subject.model)),
+        name=type(subject.model).__name__,
     )
 
 
