@@ -232,11 +232,10 @@ PATTERNS = [
         lambda state, number: torch.set_default_dtype([torch.float32, torch.float64][number % 2]),
         lambda state: torch.set_default_dtype(torch.float32),
     ),
-    asking(
-        "sys.getrecursionlimit() asked by the forward, changed",
-        AsksLimit,
-        lambda state, number: sys.setrecursionlimit(2000 + number // 10 * 1000),
-        lambda state: sys.setrecursionlimit(1000),
+    Pattern(
+        name="sys.getrecursionlimit() asked by the forward",
+        make=AsksLimit,
+        outcome="calls sys.getrecursionlimit",
     ),
     Pattern(
         name="the name of the thread asked by the forward",

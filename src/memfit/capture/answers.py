@@ -1,6 +1,5 @@
 """Note what code asks about settings of torch and of the process, which others may change between two calls."""
 
-import sys
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -16,7 +15,6 @@ _ASKED: dict[Any, Callable[[], Any]] = {
     torch.initial_seed: torch.initial_seed,
     torch.is_anomaly_enabled: torch.is_anomaly_enabled,
     torch.get_autocast_dtype: lambda: str([torch.get_autocast_dtype(each) for each in ("cpu", "cuda")]),
-    sys.getrecursionlimit: sys.getrecursionlimit,
 }
 
 

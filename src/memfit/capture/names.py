@@ -39,7 +39,7 @@ _CLOCKS = {
 _LOOKS_AROUND = {
     "builtins": {"globals", "eval", "exec", "input"},
     "inspect": {"stack", "currentframe", "trace"},
-    "sys": {"_getframe"},
+    "sys": {"_getframe", "getrecursionlimit"},
     "threading": {"current_thread", "get_ident"},
     "_thread": {"get_ident"},
     "traceback": {"extract_stack", "format_stack", "print_stack"},
@@ -66,12 +66,14 @@ class Names:
 
     def named_by(self, codes: Mapping[types.CodeType, dict[str, Any]]) -> dict[types.CodeType, dict[str, Any]]:
         """Return code with its globals, and that of the functions and methods that it names."""
-        methods = {each.co_name: (each, around) for each, around in self._seen.items()}
+        methods: dict[str, list[Code]] = {}
+        for each, around in self._seen.items():  # classes may have methods of one name
+            methods.setdefault(each.co_name, []).append((each, around))
         found = {**codes}
         for code, around in codes.items():
             named = [around.get(name) for name in code.co_names]
             found |= {each.__code__: each.__globals__ for each in named if isinstance(each, types.FunctionType)}
-            found |= dict(methods[name] for name in code.co_names if name in methods)
+            found |= dict(each for name in code.co_names for each in methods.get(name, ()))
         return found
 
     def may_draw(self, codes: Mapping[types.CodeType, dict[str, Any]]) -> bool:

@@ -67,6 +67,7 @@ class Joint:
     inner: tuple[int, ...] = ()  # outputs that others are computed from
     late: LateReads = dataclasses.field(default_factory=LateReads)  # what runs in the backward pass reads
     arrivals: tuple[int, ...] = ()  # states and arguments, by place, in the order in which they get their gradients
+    name: str = "the model"  # of its class
     seconds: float = 0.0  # that tracing took
 
     @property
@@ -203,6 +204,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         uses=subject.uses,
         arrivals=tuple(subject.arrivals),
         state_names=tuple(state_names(subject.model)),
+        name=type(subject.model).__name__,
     )
 
 
@@ -263,6 +265,9 @@ class _Subject(nn.Module):
         casts = functools.partial(any, (self.autocast, noted))
         recorder = Recorder(self.module_stack, self.reads.ran, casts=casts, runs=self._runs)
         tensors_given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        for each in self.model.parameters():
+            each._is_param = True  # type: ignore[attr-defined]  # what `isinstance(each, nn.Parameter)` looks at
+            tensors_given.append(each)
         refusals: contextlib.AbstractContextManager[Refusals] = contextlib.nullcontext(Refusals())
         if self._runs:
             refusals = refusing(again=self._traces > 0, given=tensors_given, anomaly=self._finds_anomalies)

@@ -57,6 +57,19 @@ class ArrivingLayouts:
         # Called right before the backward pass itself, by the same thread.
         self._now.arrived = {each: gradients[self._first + each] for each in self._outputs}
 
+    def _put_in(
+        self, arguments: list[Any], expected: Mapping[int, tuple[int, Layout]]
+    ) -> tuple[tuple[int, Layout], ...]:
+        """Put gradients as they arrived in the place of copies; return the places and layouts of those."""
+        arrived: Mapping[int, Any] = self._now.__dict__.pop("arrived", {})
+        found = []
+        for place, (output, layout) in expected.items():
+            gradient = arrived.get(output)
+            if type(gradient) is torch.Tensor and _layout_of(gradient) != layout:
+                arguments[place] = gradient
+                found.append((place, tuple(gradient.stride())))
+        return tuple(found)
+
     def compiled(self, graph: fx.Graph, generate: Callable[[fx.Graph], Boxed]) -> Boxed:
         """A backward graph as a function."""
         functions: dict[tuple[tuple[int, Layout], ...], Boxed | None] = {(): generate(graph)}
@@ -68,22 +81,15 @@ class ArrivingLayouts:
         }
 
         def run(arguments: list[Any]) -> list[Any]:
-            arrived: Mapping[int, Any] = self._now.__dict__.pop("arrived", {})
-            others: dict[int, torch.Tensor] = {}
-            for place, (output, layout) in expected.items():
-                gradient = arrived.get(output)
-                if gradient is not None and type(gradient) is torch.Tensor and _layout_of(gradient) != layout:
-                    others[place] = gradient
-            key = tuple((place, tuple(each.stride())) for place, each in others.items())
+            key = self._put_in(arguments, expected)  # which holds no gradient
             if key not in functions:
-                gradients = {placeholders[place]: each for place, each in others.items()}
+                gradients = {placeholders[place]: layout for place, layout in key}
                 functions[key] = _made_for(graph, gradients, generate)
             function = functions[key]
             if function is None:
+                for place, _ in key:
+                    arguments[place] = laid_out(arguments[place], placeholders[place].meta["val"].stride())
                 return functions[()](arguments)  # type: ignore[misc]
-            for place, gradient in others.items():
-                arguments[place] = gradient
-            del arrived, others
             return function(arguments)
 
         run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows
@@ -91,11 +97,11 @@ class ArrivingLayouts:
 
 
 def _made_for(
-    graph: fx.Graph, gradients: Mapping[fx.Node, torch.Tensor], generate: Callable[[fx.Graph], Boxed]
+    graph: fx.Graph, layouts: Mapping[fx.Node, Layout], generate: Callable[[fx.Graph], Boxed]
 ) -> Boxed | None:
     """Make a function for gradients as they are; None if that cannot be done."""
     try:
-        return generate(_relaid(graph, {node: tuple(each.stride()) for node, each in gradients.items()}))
+        return generate(_relaid(graph, layouts))
     except Exception as error:
         warnings.warn(
             "gradients arrive in another layout than outputs have and are copied, so that last bits may differ from "

@@ -14,6 +14,7 @@ from memfit.capture.numbers import Numbers
 from memfit.capture.trace import Joint
 from memfit.collecting import collected_later
 from memfit.errors import ExecutionError
+from memfit.execute.around_backward import AroundBackward
 from memfit.execute.arrivals import Arrivals
 from memfit.execute.arriving_layouts import ArrivingLayouts
 from memfit.execute.codegen import OVERWRITES, generate
@@ -64,6 +65,7 @@ class CompiledCall:
         places = _torch.result_places(joint.export)
         self._arrivals = Arrivals.of(joint, places.start)
         self._layouts = ArrivingLayouts(joint, places.start)
+        self._around = AroundBackward(joint.name)
         self._is_explained = False
         self._order = GradientOrder(joint)
         self._numbers = joint.numbers if joint.numbers.found else None
@@ -132,6 +134,7 @@ class CompiledCall:
             _compare_before_backward(self._read_late, tensors[self._differentiated[0]])
         if torch.is_grad_enabled():
             self._layouts.watch(tensors[self._differentiated[0]])
+            self._around.watch(tensors[self._differentiated[0]])
         if self._arrivals is not None and torch.is_grad_enabled():
             self._arrivals.watch(tensors[self._differentiated[0]])
         if self._unchanged is not None and torch.is_grad_enabled():
@@ -192,6 +195,11 @@ def _explained(backward: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             raise failed_running(error) from error
         except RuntimeError as error:
+            if _DETERMINISTIC in str(error):
+                raise ExecutionError(
+                    "deterministic algorithms were switched between forward and backward; a captured call has those of "
+                    "its forward pass: switch them before the forward pass"
+                ) from error
             if _WRITTEN not in str(error):
                 raise
             raise ExecutionError(
@@ -217,6 +225,7 @@ _READ_LATE = (
     "{} between forward and backward; a hook or a function of the backward pass reads it then, and a captured call has "
     "the one of the forward pass: change it before the forward pass"
 )
+_DETERMINISTIC = "use_deterministic_algorithms"
 _WRITTEN = "modified by an inplace operation"
 
 
