@@ -17,16 +17,6 @@ class Mode(enum.Enum):
     FAST = 2
 
 
-class Taking(Net):
-    """A net whose forward does something with what it is given beside the batch."""
-
-    def between(self, hidden: torch.Tensor) -> torch.Tensor:
-        return torch.sigmoid(hidden) * self.factor()
-
-    def factor(self) -> Any:
-        return 1.0
-
-
 class PopsBatch(Net):
     def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         return super().forward(batch.pop("x")) * batch.get("scale", 1.0)
@@ -76,39 +66,39 @@ class ReturnsList(Net):
         return self.found
 
 
-class AsksThreads(Taking):
-    def factor(self) -> Any:
-        return torch.get_num_threads()
+class AsksThreads(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (torch.get_num_threads())
 
 
-class AsksPrecision(Taking):
-    def factor(self) -> Any:
-        return 2 if torch.get_float32_matmul_precision() == "high" else 3
+class AsksPrecision(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (2 if torch.get_float32_matmul_precision() == "high" else 3)
 
 
-class AsksLibrary(Taking):
-    def factor(self) -> Any:
-        return 2 if torch.backends.cudnn.benchmark else 3
+class AsksLibrary(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (2 if torch.backends.cudnn.benchmark else 3)
 
 
-class AsksAnomaly(Taking):
-    def factor(self) -> Any:
-        return 2 if torch.is_anomaly_enabled() else 3
+class AsksAnomaly(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (2 if torch.is_anomaly_enabled() else 3)
 
 
-class AsksDefault(Taking):
-    def factor(self) -> Any:
-        return torch.get_default_dtype().itemsize
+class AsksDefault(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (torch.get_default_dtype().itemsize)
 
 
-class AsksLimit(Taking):
-    def factor(self) -> Any:
-        return sys.getrecursionlimit() / 1000
+class AsksLimit(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (sys.getrecursionlimit() / 1000)
 
 
-class AsksThread(Taking):
-    def factor(self) -> Any:
-        return 2 if threading.current_thread().name == "MainThread" else 3
+class AsksThread(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (2 if threading.current_thread().name == "MainThread" else 3)
 
 
 class AsksOffset(Net):

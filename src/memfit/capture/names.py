@@ -66,14 +66,12 @@ class Names:
 
     def named_by(self, codes: Mapping[types.CodeType, dict[str, Any]]) -> dict[types.CodeType, dict[str, Any]]:
         """Return code with its globals, and that of the functions and methods that it names."""
-        methods: dict[str, list[Code]] = {}
-        for each, around in self._seen.items():  # classes may have methods of one name
-            methods.setdefault(each.co_name, []).append((each, around))
+        methods = {each.co_name: (each, around) for each, around in self._seen.items()}
         found = {**codes}
         for code, around in codes.items():
             named = [around.get(name) for name in code.co_names]
             found |= {each.__code__: each.__globals__ for each in named if isinstance(each, types.FunctionType)}
-            found |= dict(each for name in code.co_names for each in methods.get(name, ()))
+            found |= dict(methods[name] for name in code.co_names if name in methods)
         return found
 
     def may_draw(self, codes: Mapping[types.CodeType, dict[str, Any]]) -> bool:

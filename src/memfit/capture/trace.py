@@ -266,7 +266,7 @@ class _Subject(nn.Module):
         recorder = Recorder(self.module_stack, self.reads.ran, casts=casts, runs=self._runs)
         tensors_given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         for each in self.model.parameters():
-            each._is_param = True  # type: ignore[attr-defined]  # what `isinstance(each, nn.Parameter)` looks at
+            each._is_param = True  # what `isinstance(each, nn.Parameter)` looks at
             tensors_given.append(each)
         refusals: contextlib.AbstractContextManager[Refusals] = contextlib.nullcontext(Refusals())
         if self._runs:
