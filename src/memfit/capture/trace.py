@@ -283,7 +283,7 @@ class _Subject(nn.Module):
             buffers = buffers_by_place(self.model)
             in_layout = ChannelsLast() if self._channels_last else contextlib.nullcontext()
             self.numbers.begin()
-            with autocast(self.autocast), casts_noted(noted), in_layout:
+            with autocast(self.autocast), casts_noted(noted, usual=self._keeps_casts), in_layout:
                 output = (self.model if self._with_hooks else self.model.forward)(*args, **kwargs)
             self.late = LateReads.of(tensors_in(output), refused)
             self.numbers.restore()
