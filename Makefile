@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-torch check docs bench frontier multilevel families generated generated-tests gpu-check drop-in zoo transformer clean
+.PHONY: demo test test-torch check docs bench frontier multilevel families generated generated-tests killed gpu-check drop-in zoo transformer clean
 
 demo: $(READY)  ## a model inside a hard limit that stops plain PyTorch, then ResNet-50 and GPT-2 in half of their activation memory; about two minutes
 	$(BIN)/memfit demo --force
@@ -50,6 +50,11 @@ generated-tests: $(READY)  ## 200 random models, always the same ones; the fast 
 
 generated: $(READY)  ## random models and loops, plain and fitted: make generated N=10000; goes on where it stood
 	cd tests && ../$(BIN)/python -W ignore -m generated $(N)
+
+K ?= 200
+
+killed: $(READY)  ## processes killed while they fit, plan, save and compile, and what the next runs make of it: make killed K=200; goes on where it stood
+	cd tests && ../$(BIN)/python -W ignore -m killed $(K)
 
 gpu-check: $(READY)  ## estimates, plans, offloading and equality on this machine's GPU; ten minutes, one JSON file to send back
 	$(BIN)/python -W ignore -m benchmarks.gpu_check

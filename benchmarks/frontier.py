@@ -46,9 +46,11 @@ from benchmarks.frontier_record import (
     save,
 )
 from benchmarks.frontier_tables import line, memfit_table, misses, peer_table, summary_table
+from benchmarks.further_models import further_cases
 from benchmarks.malloc import MALLOC_SETTINGS
 from benchmarks.models import Case, frontier_cases, small_cases
 from benchmarks.plots import plot_case, plot_path
+from memfit.cli.torchvision_repair import prepare
 
 RESULTS = Path(__file__).parent / "results" / "frontier.json"
 _NEAR = 0.02  # parts of the activations that one plan is made for
@@ -64,7 +66,9 @@ def main() -> None:
         pairs_s=options.pairs_seconds,
         also=tuple(options.also),
     )
-    cases = {str(case): case for case in (small_cases() if options.small else frontier_cases())}
+    if options.one is not None:
+        prepare()
+    cases = {str(case): case for case in cases_of(options)}
     if options.one is not None:
         case, part = options.one
         for point in part_points(cases[case], part, limits):
@@ -82,6 +86,13 @@ def main() -> None:
     for miss in missed:
         console.print(f"[red]missed:[/red] {miss}", highlight=False)
     sys.exit(1 if missed else 0)
+
+
+def cases_of(options: argparse.Namespace) -> list[Case]:
+    """Return the nine models, or twenty further ones, or some small ones to try out the benchmark itself."""
+    if options.small:
+        return small_cases()
+    return further_cases() if options.further else frontier_cases()
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -135,6 +146,7 @@ class Benchmark:
         command += ["--time-limit", str(self.limits.plan_s), "--setting-limit", str(self.limits.setting_s)]
         command += ["--pairs-seconds", str(self.limits.pairs_s)]
         command += ["--quick"] * self.limits.quick + ["--small"] * self.options.small
+        command += ["--further"] * self.options.further
         also = _fractions_of_inductor(self.records[name]) if part == COMPILED else []
         command += ["--also", *map(str, also)]
         for text in _lines(command, self.limits.part_s + len(also) * self.limits.setting_s):
@@ -187,6 +199,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer budgets, fewer settings a peer")
     parser.add_argument("--fresh", action="store_true", help="measure again what is in the results already")
     parser.add_argument("--small", action="store_true", help="small models, to try out the benchmark itself")
+    parser.add_argument("--further", action="store_true", help="twenty further models (`further_models.py`)")
     parser.add_argument("--time-limit", type=float, default=Limits.plan_s, help="seconds a plan (%(default)s)")
     parser.add_argument("--setting-limit", type=float, default=Limits.setting_s, help="seconds a peer's setting")
     parser.add_argument("--pairs-seconds", type=float, default=Limits.pairs_s, help="of steps a point (%(default)s)")

@@ -3,6 +3,7 @@
     python -m benchmarks.race                       # all nine cases; hours, goes on where it stood
     python -m benchmarks.race --cases resnet gpt    # those whose name contains one of the words
     python -m benchmarks.race --quick               # fewer settings each
+    python -m benchmarks.race --further             # twenty further models, in a file of their own
     python -m benchmarks.race --markdown            # the table of docs/kernels.md from what there is
 
 Measured as `benchmarks.frontier` does: every runner in a process of its own, with the same settings of malloc, steps
@@ -19,17 +20,17 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.frontier import Benchmark
+from benchmarks.frontier import Benchmark, cases_of
 from benchmarks.frontier_case import Limits
 from benchmarks.frontier_record import CHECKPOINT, COMPILED, EAGER, INDUCTOR, MEMFIT, CaseRecord, PeerPoint, load
 from benchmarks.frontier_tables import peer_table
 from benchmarks.frontier_verdict import PEAK_TOLERANCE, Check, best_peer
-from benchmarks.models import frontier_cases, small_cases
 from benchmarks.plots import plot_case, plot_path
 from benchmarks.race_markdown import race_markdown
 from memfit.units import format_bytes
 
 RESULTS = Path(__file__).parent / "results" / "race.json"
+FURTHER_RESULTS = RESULTS.with_name("race_further.json")
 PARTS = (EAGER, MEMFIT, CHECKPOINT, INDUCTOR, COMPILED)  # the last also at the peaks of the one before
 _NO_SLOWER = 1.02  # than torch.compile at the same peak
 _LOWER = 0.75  # of the activation part that torch.compile leaves at its lowest
@@ -45,15 +46,12 @@ def main() -> None:
     if options.markdown:
         print(race_markdown(benchmark.records.values()))
         return
-    cases = [str(case) for case in (small_cases() if options.small else frontier_cases())]
-    wanted = [
-        name for name in cases if not options.cases or any(word.lower() in name.lower() for word in options.cases)
-    ]
-    for case in small_cases() if options.small else frontier_cases():
-        if str(case) in wanted:
-            benchmark.measure(case)
-            _show(benchmark.records[str(case)], console, options.results.parent / "plots" / "race")
-    records = [benchmark.records[name] for name in wanted]
+    words = [word.lower() for word in options.cases]
+    wanted = [case for case in cases_of(options) if not words or any(word in str(case).lower() for word in words)]
+    for case in wanted:
+        benchmark.measure(case)
+        _show(benchmark.records[str(case)], console, options.results.parent / "plots" / "race")
+    records = [benchmark.records[str(case)] for case in wanted]
     console.print(equal_peaks_table(records))
     console.print(lowest_table(records))
     missed = [check for record in records for check in checks(record) if not check.is_kept]
@@ -175,12 +173,16 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="fewer settings each")
     parser.add_argument("--fresh", action="store_true", help="measure again what is in the results already")
     parser.add_argument("--small", action="store_true", help="small models, to try out the benchmark itself")
+    parser.add_argument("--further", action="store_true", help="twenty further models (`further_models.py`)")
     parser.add_argument("--markdown", action="store_true", help="measure nothing, print a table of what there is")
     parser.add_argument("--time-limit", type=float, default=6.0, help="seconds a search (%(default)s)")
     parser.add_argument("--setting-limit", type=float, default=Limits.setting_s, help="seconds a peer's setting")
     parser.add_argument("--pairs-seconds", type=float, default=Limits.pairs_s, help="of steps a point (%(default)s)")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="JSON file to go on with (%(default)s)")
-    return parser.parse_args()
+    parser.add_argument("--results", type=Path, help=f"JSON file to go on with ({RESULTS} or {FURTHER_RESULTS})")
+    options = parser.parse_args()
+    if options.results is None:
+        options.results = FURTHER_RESULTS if options.further else RESULTS
+    return options
 
 
 if __name__ == "__main__":

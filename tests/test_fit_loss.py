@@ -1,8 +1,10 @@
 """Budgets that count the loss which the caller computes outside of the model."""
 
+import copy
 import dataclasses
 import itertools
 import logging
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -361,3 +363,42 @@ def test_no_smaller_batch_is_advised_where_parameters_alone_are_too_much():
     assert "smaller batch" not in str(refused.value)
     with pytest.raises(InfeasibleBudget, match="train fewer parameters"):
         memfit.plan(model, sample, budget="1500KiB", time_limit=0.5)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_loss_that_switches_autocast_on_for_the_model_alone(cached: bool) -> None:
+    def mean_square(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=cached):
+            output = model(batch)
+        return output.float().pow(2).mean()
+
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+    plain, batch = copy.deepcopy(model), torch.randn(512, 64)
+    memfit.fit(model, batch, budget="smallest", loss=mean_square, remember=False, progress=False, time_limit=0.5)
+    plan = memfit.plan_of(model)
+    assert plan is not None
+    peak = measure_peak(lambda: mean_square(model, batch).backward(), resident=[model, batch]).peak_bytes
+    assert peak == pytest.approx(plan.peak_bytes, rel=0.001)
+    assert memfit.captures_of(model).count == 1  # the loop's own call, not another one for autocast
+    model.zero_grad()
+    mean_square(model, batch).backward()
+    mean_square(plain, batch).backward()
+    for own, other in zip(model.parameters(), plain.parameters(), strict=True):
+        assert own.grad is not None
+        assert other.grad is not None
+        assert torch.equal(own.grad, other.grad)
+
+
+@pytest.mark.parametrize("verb", ["estimate", "plan", "fit"])
+def test_a_loss_that_draws_before_it_calls_the_model_leaves_generators_as_they_were(verb: str) -> None:
+    def denoising(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+        noise = torch.randn_like(batch) * random.random()
+        loss: torch.Tensor = F.mse_loss(model(batch + noise), noise)
+        return loss
+
+    model, batch = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)), torch.randn(4, 8)
+    options = {} if verb == "estimate" else {"budget": "smallest"}
+    before, python = torch.get_rng_state(), random.getstate()
+    getattr(memfit, verb)(model, batch, loss=denoising, progress=False, **options)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert random.getstate() == python

@@ -39,6 +39,8 @@ class Runner:
 call = Runner().call
 '''
 
+HASH = hashlib.sha256(b"a library").hexdigest()
+
 
 class Library:
     """Stands for one that is loaded."""
@@ -68,7 +70,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def write_down(**changed: Any) -> None:
     found = {"code": "code.py", "hash": hashlib.sha256(CODE.encode()).hexdigest()}
-    write_checked(place_of("some"), found | {"kernels": {"cpp_fused_0": ["cabc.kernel", "cabc.main.so", 9]}} | changed)
+    write_checked(
+        place_of("some"), found | {"kernels": {"cpp_fused_0": ["cabc.kernel", "cabc.main.so", HASH]}} | changed
+    )
 
 
 @pytest.mark.usefixtures("cache")
@@ -102,19 +106,21 @@ def test_libraries_elsewhere_are_left_alone(folder: Path, monkeypatch: pytest.Mo
     asked: list[Any] = []
     monkeypatch.setattr("importlib.util.spec_from_file_location", lambda *args: asked.append(args))
     (folder / "library.so").write_bytes(b"a library")
-    write_down(kernels={"cpp_fused_0": ["other.kernel", "../library.so", 9]})
+    write_down(kernels={"cpp_fused_0": ["other.kernel", "../library.so", HASH]})
     assert kept_kernel(place_of("some")) is None
     assert asked == []
 
 
-@pytest.mark.parametrize("content", [b"", b"no libra", b"a library"])
+@pytest.mark.parametrize("content", [b"", b"no libra", b"b library", b"a library"])
 def test_a_library_that_cannot_be_loaded_is_left_to_inductor(
     content: bytes, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delitem(sys.modules, "cabc.kernel")
-    (cache / "cabc.main.so").write_bytes(content)
+    library = cache / "cabc.main.so"
+    library.write_bytes(content)
     assert kept_kernel(place_of("some")) is None
     assert "cabc.kernel" not in sys.modules
+    assert library.exists() == (content == b"a library")  # what is not what it was is not for Inductor either
 
 
 @pytest.mark.usefixtures("cache")

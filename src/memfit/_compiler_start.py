@@ -24,6 +24,8 @@ import threading
 import warnings
 from collections.abc import Iterator
 
+from memfit._whole_builds import build_whole_files
+
 _NO_KERNEL = "// The headers of kernels were compiled for this.\n"
 _LOCK = threading.Lock()
 
@@ -41,6 +43,8 @@ def _started() -> threading.Thread:
         # Not in the thread: traces patch what is imported.
         from torch._inductor.codecache import CppPythonBindingsCodeCache
         from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+        build_whole_files()
 
     def find_out() -> None:
         with contextlib.suppress(Exception):  # whatever it is, compiling says it again

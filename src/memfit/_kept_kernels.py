@@ -7,9 +7,9 @@ Note [Without Inductor]
     stretch, and the library of each kernel that it calls. The code is run again without what it imports of Inductor
     and does not use, and with kernels loaded as Inductor loads them.
 
-    A stretch is found by its own hash and all that kernels depend on beside it. Whatever is missing, of another size
-    or cannot be loaded, Inductor is asked as ever. Code that uses more of Inductor than kernels in C++ is not written
-    down.
+    A stretch is found by its own hash and all that kernels depend on beside it. For whatever is missing, is not what it
+    was, or cannot be loaded, Inductor is asked as ever. Code that uses more of Inductor than kernels in C++ is not
+    written down.
 
 Rests on the text of the modules that Inductor writes (`call`, `AsyncCompile.cpp_pybinding` and `wait`), on how its
 `CppPythonBindingsCodeCache` loads a library, and on `cache_dir`.
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 Kernel = Callable[[list[Any]], Sequence[Any]]
 
-_FORMAT = 1  # to be raised when what is written down is read otherwise
+_FORMAT = 2  # to be raised when what is written down is read otherwise
 _COMPILER = "AsyncCompile"  # the one name of Inductor's that code may use
 _KERNEL = "cpp_pybinding"  # the method of it that compiles one
 _OWN_PASSES = (
@@ -108,7 +108,7 @@ def _written(call: Any) -> dict[str, Any]:
         raise ValueError("the code has constants beside it")
     source = Path(scope["__file__"]).read_bytes()
     kernels = _kernels(scope, _names_of_kernels(ast.parse(source)))
-    return {"code": _below(scope["__file__"]), "hash": hashlib.sha256(source).hexdigest(), "kernels": kernels}
+    return {"code": _below(scope["__file__"]), "hash": _hash_of(source), "kernels": kernels}
 
 
 def _below(path: str) -> str:
@@ -151,7 +151,7 @@ def _kernels(scope: dict[str, Any], names: Sequence[str]) -> dict[str, list[Any]
         if not isinstance(scope[name], types.BuiltinFunctionType):
             raise TypeError(f"{name} is not of a library")
         library: Any = scope[name].__self__
-        found[name] = [library.__spec__.name, _below(library.__file__), os.stat(library.__file__).st_size]
+        found[name] = [library.__spec__.name, _below(library.__file__), _hash_of(Path(library.__file__).read_bytes())]
     return found
 
 
@@ -171,7 +171,7 @@ class _Loaded:
 def _read(found: dict[str, Any]) -> Kernel:
     path = _inside(found["code"])
     source = path.read_bytes()
-    if hashlib.sha256(source).hexdigest() != found["hash"]:
+    if _hash_of(source) != found["hash"]:
         raise ValueError(f"{path} is not what it was")
     kernels = {name: _library(*place).kernel for name, place in found["kernels"].items()}
     code = ast.parse(source)
@@ -190,12 +190,17 @@ def _inside(name: str) -> Path:
     return path
 
 
-def _library(module_name: str, place: str, size: int) -> Any:
+def _hash_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def _library(module_name: str, place: str, expected: str) -> Any:
     if module_name in sys.modules:
         return sys.modules[module_name]
     path = _inside(place)
-    if path.stat().st_size != size:
-        raise ValueError(f"{path} is not as long as it was")
+    if _hash_of(path.read_bytes()) != expected:
+        path.unlink(missing_ok=True)  # or Inductor would load it
+        raise ValueError(f"{path} is not what it was")
     os.environ[_ADDRESS] = str(torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr)  # type: ignore[attr-defined]
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None

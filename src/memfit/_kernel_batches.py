@@ -21,13 +21,14 @@ import logging
 import math
 import os
 import shutil
-import tempfile
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from memfit._whole_builds import folder_beside
 
 log = logging.getLogger(__name__)
 
@@ -245,14 +246,14 @@ def _finish(kernel: _Waiting) -> None:
 def _compile_together(kernels: Sequence[_Waiting]) -> None:
     from torch._inductor.cpp_builder import CppBuilder
 
-    with tempfile.TemporaryDirectory(dir=kernels[0].library.parent, prefix="memfit-") as folder:
-        source = Path(folder) / "kernels.cpp"
+    with folder_beside(kernels[0].library) as folder:
+        source = folder / "kernels.cpp"
         source.write_text(source_of([(kernel.name, kernel.source) for kernel in kernels]), encoding="utf-8")
         options = kernels[0].builder._build_option
-        builder = CppBuilder(name=source.stem, sources=str(source), BuildOption=options, output_dir=folder)
+        builder = CppBuilder(name=source.stem, sources=str(source), BuildOption=options, output_dir=str(folder))
         builder.build()
         for number, kernel in enumerate(kernels):
-            copy = Path(folder) / str(number)
+            copy = folder / str(number)
             try:
                 os.link(builder.get_target_file_path(), copy)
             except OSError:  # not every file system has links

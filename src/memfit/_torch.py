@@ -30,6 +30,8 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
 `failures_unlogged` rests on the logger of `torch._subclasses.fake_tensor` and on what it says of operators that fail.
 `fake_results_through` rests on `FakeTensorMode.dispatch`
     Every operator on fake tensors passes it, in the forward and in the backward pass of a trace.
+`scripts_inlined` rests on `ScriptFunction.__call__`, on `_torchdynamo_inline` and on `_try_get_jit_cached_function`
+    What was compiled by torch.jit.script runs as it was written: the interpreter cannot make tensors in a trace.
 `described_by_kernels` rests on `torch._decomp.meta_table`
     Fake tensors take operators that are not in it apart, where they know how, rather than ask what describes them.
 `no_modes` rests on `_disable_current_modes`
@@ -119,12 +121,14 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
 )
+from torch.autograd import forward_ad
 from torch.fx._lazy_graph_module import _make_graph_module, _use_lazy_graph_module
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.jit._state import _try_get_jit_cached_function
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils._python_dispatch import _disable_current_modes as no_modes
 from torch.utils.hooks import RemovableHandle
 
@@ -150,17 +154,20 @@ __all__ = [
     "decomposed",
     "default_store",
     "detect_fake_mode",
+    "dispatch_modes",
     "eager_dispatch",
     "explained_backward",
     "export_joint",
     "failures_unlogged",
     "fake_results_through",
     "first_operator",
+    "forget_real_tensors",
     "fresh_kernel_cache",
     "function_modes",
     "functions_named",
     "graph_module",
     "hooks_registered",
+    "is_batched",
     "is_plain",
     "is_transformed",
     "keeps_graph",
@@ -171,6 +178,7 @@ __all__ = [
     "plain_function",
     "result_places",
     "saved_tensors_hooks",
+    "scripts_inlined",
     "sequence_number",
     "split_joint",
     "tracing_flags",
@@ -189,8 +197,14 @@ keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 
 
 def is_transformed() -> bool:
-    """Return whether a transform of `torch.func` is running."""
-    return _transform_level() is not None
+    """Return whether a transform of `torch.func` is running, or derivatives are taken forwards."""
+    return _transform_level() is not None or forward_ad._current_level >= 0
+
+
+def is_batched(tensors: Sequence[Any]) -> bool:
+    """Return whether some tensors stand for several ones, as in `torch.autograd.grad(..., is_grads_batched=True)`."""
+    kinds = (torch._C._functorch.is_batchedtensor, torch._C._functorch.is_legacy_batchedtensor)
+    return any(isinstance(each, torch.Tensor) and any(kind(each) for kind in kinds) for each in tensors)
 
 
 _ATTENTION_GETTERS = (
@@ -218,6 +232,12 @@ def function_modes() -> list[Any]:
     count = torch._C._len_torch_function_stack()
     modes = [torch._C._get_function_stack_at(place) for place in range(count)]
     return [mode for mode in modes if not isinstance(mode, DeviceContext)]
+
+
+def dispatch_modes() -> list[Any]:
+    """Return the modes of others that see the operators that run."""
+    modes: list[Any] = _get_current_dispatch_mode_stack()
+    return [mode for mode in modes if not type(mode).__module__.startswith("memfit.")]
 
 
 def explained_backward(result: torch.Tensor, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -292,19 +312,52 @@ def with_states(module: nn.Module, states: dict[str, torch.Tensor]) -> contextli
 
 
 @contextlib.contextmanager
-def fake_results_through(correct: Callable[[FakeTensorMode, Any, Any, Any, Any], Any]) -> Iterator[None]:
-    """Let what operators make of fake tensors pass a function of mode, operator, arguments and result."""
+def fake_results_through(
+    correct: Callable[[FakeTensorMode, Any, Any, Any, Any], Any],
+    at_once: Callable[[FakeTensorMode, Any, Any, Any], Any | None],
+) -> Iterator[None]:
+    """Let what operators make of fake tensors pass a function of mode, operator, arguments and result.
+
+    `at_once` is asked first, without a result: what it makes is taken as it is.
+    """
     own = FakeTensorMode.dispatch
 
     def dispatch(self: FakeTensorMode, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = own(self, func, types, args, kwargs)
-        return correct(self, func, args, kwargs or {}, result)
+        made = at_once(self, func, args, kwargs)
+        if made is not None:
+            return made
+        return correct(self, func, args, kwargs or {}, own(self, func, types, args, kwargs))
 
     FakeTensorMode.dispatch = dispatch  # type: ignore[method-assign]
     try:
         yield
     finally:
         FakeTensorMode.dispatch = own  # type: ignore[method-assign]
+
+
+_script_of: Callable[[Any], Any] = _try_get_jit_cached_function
+
+
+@contextlib.contextmanager
+def scripts_inlined() -> Iterator[None]:
+    """Let functions that torch.jit.script compiled run as they were written, in this thread."""
+    scripts: Any = torch.jit.ScriptFunction
+    own, thread = scripts.__call__, threading.get_ident()
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        written: Any = getattr(self, "_torchdynamo_inline", None)
+        if written is None or threading.get_ident() != thread:
+            return own(self, *args, **kwargs)
+        # What torch.jit.trace made is not what was written: it goes the way that its example went.
+        compiled: Any = _script_of(written)
+        is_script = compiled is not None and compiled.qualified_name == self.qualified_name
+        return written(*args, **kwargs) if is_script else own(self, *args, **kwargs)
+
+    scripts.__call__ = call
+    try:
+        yield
+    finally:
+        scripts.__call__ = own
 
 
 @contextlib.contextmanager
@@ -349,6 +402,18 @@ def _logs_graphs() -> bool:
     """Whether torch was told to log graphs: else writing them as text is a fifth of the time of `compile_joint`."""
     heard = any(each.isEnabledFor(logging.INFO) for each in (aot_graphs_log, aot_joint_log))
     return heard or bool({"TORCH_TRACE", "TORCH_DTRACE"} & {*os.environ})
+
+
+def forget_real_tensors(joint: JointWithDescriptors) -> None:
+    """Let go of the real tensors that a trace has fake ones of: who holds them weakly cannot swap them."""
+    values = [node.meta.get("val") for node in joint.graph_module.graph.nodes if node.op == "placeholder"]
+    mode = detect_fake_mode(values)
+    if mode is not None:
+        converter = mode.fake_tensor_converter.meta_converter
+        converter.tensor_memo.clear()
+        converter.storage_memo.clear()
+        converter.describer.lookup_tensor.clear()
+        converter.describer.lookup_storage.clear()
 
 
 def keywords_of(joint: JointWithDescriptors) -> list[str]:

@@ -12,7 +12,7 @@ from torch import nn
 from memfit.alone import alone
 from memfit.capture.diagnose import refusals_as_capture_errors
 from memfit.capture.sample import Sample, check_initialized
-from memfit.capture.with_loss import call_of_model
+from memfit.capture.with_loss import ModelCall, call_of_model, with_modes_of_now
 from memfit.describe import device_of, is_for_cuda, model_digest
 from memfit.errors import (
     CaptureError,
@@ -25,7 +25,7 @@ from memfit.errors import (
 )
 from memfit.estimate import Estimate
 from memfit.execute.attach import attach, planned_forward, remove, removed
-from memfit.internal import internal_errors
+from memfit.internal import in_sentences, internal_errors
 from memfit.layout import with_layout
 from memfit.measure.available import available
 from memfit.measure.devices import find_device
@@ -72,6 +72,7 @@ _FOR_THIS_SAMPLE = (
 Selections = Selection | Sequence[Selection]
 
 
+@in_sentences("estimating a step of")
 def estimate(
     model: nn.Module,
     sample: Any,
@@ -130,13 +131,13 @@ def _estimate_of_run(
     error: CaptureError,
 ) -> Estimate:
     """From a step that is run, where it could not be traced; the error, where it cannot be run either."""
-    outside = None if loss is None else OutsideLoss(function=loss, batch=sample)
+    outside = _outside(loss, sample)
     recipe = Recipe(budget="smallest", optimizer=optimizer, loss=outside, backward_from=backward_from)
     try:
-        example = _example(model, sample, loss)
-        with removed(model):
-            if could_be_in_regions(model, example, recipe):
-                return measured_estimate(model, example, recipe, parameter_counts(model), error)
+        call = _call(model, sample, loss)
+        with removed(model), call.modes():
+            if could_be_in_regions(model, call.sample, recipe):
+                return measured_estimate(model, call.sample, recipe, parameter_counts(model), error)
     except MemfitError:
         raise
     except Exception as failure:  # of the model's own code, or of the loss's
@@ -144,6 +145,7 @@ def _estimate_of_run(
     raise error
 
 
+@in_sentences("planning a step of")
 def plan(
     model: nn.Module,
     sample: Any,
@@ -190,7 +192,7 @@ def plan(
     recipe = _recipe(
         **_budgets(budget, process, reserved),
         optimizer=optimizer,
-        loss=None if loss is None else OutsideLoss(function=loss, batch=sample),
+        loss=_outside(loss, sample),
         beside_bytes=_kept_gradient_bytes(model, loop),
         allow=allow,
         recompute=recompute,
@@ -204,7 +206,13 @@ def plan(
     )
     if recipe.counts_reserved and not is_for_cuda(model, recipe.device):
         raise InvalidInput("reserved bytes are those of CUDA's caching allocator; name a CUDA device with device=")
-    example = _example(model, sample, loss)
+    call = _call(model, sample, loss)
+    with call.modes():
+        return _plan(model, call.sample, recipe, progress)
+
+
+def _plan(model: nn.Module, example: Sample, recipe: Recipe, progress: ProgressLike) -> Plan:
+    """Plan whole, or region by region if the model cannot be captured whole."""
     _say_if_above_what_is_free(recipe, model, example)
     with alone(), progress_line(progress, "tracing a training step") as line, removed(model):
         recipe = _told(recipe, line)
@@ -231,6 +239,7 @@ def _plan_whole(model: nn.Module, example: Sample, recipe: Recipe) -> Plan:
     return best_way(recipe, made, lambda plan: plan)
 
 
+@in_sentences("applying a plan to")
 def apply(plan: Plan, model: nn.Module, sample: Any = None) -> nn.Module:
     """Run the model by a plan; `remove` undoes it.
 
@@ -249,6 +258,7 @@ def apply(plan: Plan, model: nn.Module, sample: Any = None) -> nn.Module:
     return model
 
 
+@in_sentences("fitting")
 def fit(
     model: nn.Module,
     sample: Any,
@@ -282,7 +292,7 @@ def fit(
     recipe = _recipe(
         **_budgets(budget, process),
         optimizer=optimizer,
-        loss=None if loss is None else OutsideLoss(function=loss, batch=sample),
+        loss=_outside(loss, sample),
         beside_bytes=_kept_gradient_bytes(model, loop),
         allow=allow,
         recompute=recompute,
@@ -295,7 +305,9 @@ def fit(
         remember=remember,
         report=report,
     )
-    fitted = fit_by(recipe, model, _example(model, sample, loss), progress)
+    call = _call(model, sample, loss)
+    with call.modes():
+        fitted = fit_by(recipe, model, call.sample, progress)
     plan = plan_of(fitted)
     if plan is not None:
         _said(plan, model)
@@ -315,7 +327,7 @@ def fit_by(recipe: Recipe, model: nn.Module, example: Sample, progress: Progress
             line.doing("planning region by region")
             fitted = _fit_regions(recipe, model, example, error)
             if isinstance(error, InternalError):
-                warnings.warn(f"this model is planned region by region: {error}", stacklevel=3)
+                warnings.warn(f"this model is planned region by region: {error}", stacklevel=4)
             return fitted
 
 
@@ -344,11 +356,16 @@ def _with_known_loss(recipe: Recipe) -> Recipe:
     return dataclasses.replace(recipe, loss=None, beside_bytes=recipe.beside_bytes + loss_bytes)
 
 
-def _example(model: nn.Module, sample: Any, loss: Loss | None) -> Sample:
-    """Return the arguments of the model's call: the sample itself, or those that a loss makes of it."""
+def _outside(loss: Loss | None, batch: Any) -> OutsideLoss | None:
+    """Return the loss that a caller gives for a batch; None if there is none."""
+    return None if loss is None else OutsideLoss(function=with_modes_of_now(loss), batch=batch)
+
+
+def _call(model: nn.Module, sample: Any, loss: Loss | None) -> ModelCall:
+    """Return the model's call: of the sample itself, or the one that a loss makes of it."""
     check_initialized(model)
     if loss is None:
-        return Sample.of(sample)
+        return ModelCall(Sample.of(sample))
     with removed(model), torch.enable_grad():
         return call_of_model(model, loss, sample)
 
@@ -394,6 +411,7 @@ def plan_of(model: nn.Module) -> Plan | None:
     return runner.plan if isinstance(runner, Runner | RegionRunner) else plan_in_regions(model)
 
 
+@in_sentences("planning steps of")
 def frontier(
     model: nn.Module,
     sample: Any,

@@ -30,27 +30,38 @@ def own_version() -> str:
         return ""
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Return what a file that others may have written says; a `ValueError` if it is no JSON, or nested too deep."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
 def hash_of(content: Any) -> str:
     """The same for the same numbers, words and lists of them, in any process; others are taken as they are written."""
     return _hash(json.dumps(content, default=str))
 
 
-def write_checked(path: Path, content: Any) -> None:
-    """Write JSON with a hash of it before it, for `read_checked`."""
+def write_checked(path: Path, content: Any, *, label: str = "") -> None:
+    """Write JSON with a label and a hash of it before it, for `read_checked`."""
     text = json.dumps(content)
-    write_atomically(path, f"{_hash(text)}\n{text}")
+    write_atomically(path, f"{label}{_hash(text)}\n{text}")
 
 
-def read_checked(path: Path) -> Any:
-    """What `write_checked` wrote; None if there is nothing, or if it is not what was written, which is said."""
+def read_checked(path: Path, *, label: str = "") -> Any:
+    """Return what `write_checked` wrote; None if there is nothing, or if it is not what was written, which is said."""
     try:
-        expected, _, text = path.read_text(encoding="utf-8").partition("\n")
-    except OSError:
+        begin, _, text = path.read_text(encoding="utf-8").partition("\n")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        log.warning("what was kept in %s cannot be read (%s) and is left out", path, error)
         return None
     except UnicodeDecodeError:
-        expected, text = "", ""
-    if _hash(text) != expected:
-        log.warning("what was kept in %s is damaged and left out", path)
+        begin, text = "", ""
+    if begin != f"{label}{_hash(text)}":
+        log.warning("what was kept in %s is damaged, or of another version, and left out", path)
         return None
     return json.loads(text)
 

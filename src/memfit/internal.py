@@ -8,18 +8,20 @@ Note [Internal errors]
 
 import contextlib
 import dataclasses
+import functools
 import json
 import platform
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
 
+from memfit.capture.blame import is_of_the_model
 from memfit.capture.lower import lower
-from memfit.capture.record import in_library, short_line
+from memfit.capture.record import short_line
 from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
 from memfit.describe import describe_sample
@@ -30,6 +32,27 @@ from memfit.ops.number import NotFollowed
 
 _FORMAT = "memfit.bug_report"
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def in_sentences(doing: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Let a function that users call raise no error but sentences, see Note [Internal errors].
+
+    `doing` says what it does with the model that is among its arguments.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @functools.wraps(function)
+        def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            model = next((each for each in (*args, *kwargs.values()) if isinstance(each, nn.Module)), None)
+            with internal_errors(f"{doing} {'a model' if model is None else type(model).__name__}"):
+                return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
 
 @contextlib.contextmanager
 def internal_errors(doing: str) -> Iterator[None]:
@@ -39,18 +62,12 @@ def internal_errors(doing: str) -> Iterator[None]:
     except (MemfitError, MemoryError, NotFollowed):
         raise
     except Exception as error:
-        if _is_of_the_model(error):
+        if is_of_the_model(error):
             raise
         raise InternalError(
             f"{doing} failed inside memfit ({type(error).__name__}: {first_line(error)}); the model is as it was. "
             "Please report it: memfit.bug_report(model, sample) writes down what is needed, no weights and no data",
         ) from error
-
-
-def _is_of_the_model(error: Exception) -> bool:
-    """Return whether code outside of torch and memfit was running below our own."""
-    frames = traceback.extract_tb(error.__traceback__)[1:]
-    return any(not in_library(frame.filename) for frame in frames)
 
 
 def bug_report(

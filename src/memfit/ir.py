@@ -45,6 +45,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from memfit.errors import InvalidFile
+from memfit.files import parse_json
 
 GRAPH_FORMAT = "memfit.graph"
 PROGRAM_FORMAT = "memfit.program"
@@ -326,7 +327,7 @@ def _dump(format_name: str, fields: Mapping[str, Any]) -> str:
 
 def _load(format_name: str, text: str) -> dict[str, Any]:
     try:
-        fields = json.loads(text)
+        fields = parse_json(text)
     except ValueError as error:
         raise InvalidFile(f"not a {format_name} file: it is not whole JSON ({error})") from None
     if not isinstance(fields, dict) or fields.get("format") != format_name:

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit._memory_events import set_mark
+from memfit.accelerator import without_autocast
 from memfit.capture.gradient_layouts import Axes, Starts, axes_of, starting_in
 from memfit.capture.lower import lower
 from memfit.capture.outputs import differentiated, take_apart
@@ -114,17 +115,25 @@ def _arriving_axes(
     assert loss.function is not None
     arrived: dict[int, Axes | None] = {}
 
-    def forward(*_: Any, **__: Any) -> Any:
+    keywords = _torch.keywords_of(joint.export)
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
         tensors = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype) for each in outputs]
         for place in joint.differentiated:
             tensors[place].requires_grad_()
             tensors[place].register_hook(lambda gradient, place=place: arrived.update({place: axes_of(gradient)}))
-        return joint.template.rebuild(tensors)
+        given = [*states_of(model), *pytree.tree_leaves((args, {name: kwargs[name] for name in keywords}))]
+        return joint.template.rebuild(tensors, [_without_memory(fakes, each) for each in given])
 
     fakes = _torch.FakeTensorMode(allow_non_fake_inputs=True)
     with _torch.failures_unlogged(), fakes, real_layouts(), torch.enable_grad(), _forward_as(model, forward):
         _scalar_of(loss.function(model, loss.batch)).backward()
     return arrived
+
+
+def _without_memory(mode: _torch.FakeTensorMode, given: Any) -> Any:
+    """Return what stands for a parameter or an argument that a model returns: gradients may reach it."""
+    return mode.from_tensor(given) if isinstance(given, torch.Tensor) and given.requires_grad else given
 
 
 @dataclasses.dataclass
@@ -161,7 +170,8 @@ def _measured(loss: OutsideLoss, model: nn.Module, sample: Sample, joint: Joint,
 
     def run() -> None:
         result = function(model, loss.batch)
-        _scalar_of(result).backward()
+        with without_autocast():  # see Note [Backward outside autocast]
+            _scalar_of(result).backward()
         del result
 
     with _torch.no_modes(), nothing_remains(model, sample), torch.enable_grad(), _forward_as(model, forward):

@@ -369,6 +369,7 @@ def write_plan(
         fates=fates_of(prepared.graph, program),
         program=program,
         step=prepared.captured_step(),
+        starts=recipe.starts,
     )
 
 
@@ -404,6 +405,7 @@ def recipe_of(plan: Plan) -> Recipe:
         outputs=plan.outputs,
         backward_from=plan.backward_from,
         loss=None if plan.step is None else OutsideLoss.known(plan.step.loss),
+        starts=plan.starts,
     )
 
 

@@ -139,8 +139,8 @@ def traced_for(model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: 
         "channels_last": recipe.channels_last,
     }
     elsewhere = capability_elsewhere(model, recipe.device)
-    with operators_of(elsewhere), traced(model, sample, **options) as joint:
-        starts = gradient_starts(recipe.loss, model, sample, joint)
+    with operators_of(elsewhere), traced(model, sample, **options, starts=recipe.starts) as joint:
+        starts = () if recipe.starts else gradient_starts(recipe.loss, model, sample, joint)
         if not starts:
             yield joint
             return
@@ -158,9 +158,14 @@ def traced_as_eager(model: nn.Module, sample: Sample, recipe: Recipe, *, with_ho
 
 def planned_graph(joint: Joint, recipe: Recipe) -> Graph:
     """The graph that programs of a recipe are written for. Changes the traced graph: once for a trace."""
+    return handed_out_together(extended_graph(joint, recipe))
+
+
+def extended_graph(joint: Joint, recipe: Recipe) -> Graph:
+    """The same with gradients handed out as the eager run does. Changes the traced graph: once for a trace."""
     with collected_later():
         extend(joint, recipe.allow)
-        return handed_out_together(lower(joint))
+        return lower(joint)
 
 
 def prepare(
@@ -170,6 +175,7 @@ def prepare(
     recipe: Recipe,
     *,
     before: "Traced | None" = None,
+    extended: Graph | None = None,
     timed: bool = True,
     known: Quiet | None = None,
     may_put_off: bool = False,
@@ -183,7 +189,8 @@ def prepare(
         joint: The trace.
         sample: What it was traced with.
         recipe: What is asked for.
-        before: The trace as it was, if `planned_graph` has been called since.
+        before: The trace as it was, if `planned_graph` or `extended_graph` has been called since.
+        extended: What `extended_graph` has returned, which is the same until kernels are compiled.
         timed: Whether steps are to be run later, see `with_step_times`.
         known: What is known of a call of other sizes.
         may_put_off: Whether the caller asks for `with_compiled_costs` before it believes a program.
@@ -202,7 +209,7 @@ def prepare(
     like = _put_off(joint.graph_module.graph) if runs_here and may_put_off else {}
     if measured:
         _compile_now(joint, like, recipe, timed=timed, likely_in_place=runs_here and may_put_off)
-    eager = lower(joint)
+    eager = lower(joint) if extended is None or recipe.compiles else extended
     loss = step_loss_memory(model, joint, sample, eager, memory, recipe)
     device = device_of(model)
     granularity = granularity_bytes(model, recipe.device)

@@ -28,16 +28,18 @@ from memfit.execute.call import Call, OwnForward
 from memfit.execute.compiled import CompiledCall
 from memfit.execute.kept_gradients import KeptGradients
 from memfit.internal import internal_errors
-from memfit.ir import Graph, OptimizerMemory, Program
+from memfit.ir import Graph, LossMemory, OptimizerMemory, Program
 from memfit.layout import with_layout
 from memfit.measure.allocations import Quiet
 from memfit.pipeline import StepPlanner, make_planner
 from memfit.plan.expand import program_of
 from memfit.plan.plan import Plan
+from memfit.plan.problem import handed_out_together
 from memfit.plan.validate import check_program
 from memfit.prepare import (
     Prepared,
     Traced,
+    extended_graph,
     planned_graph,
     prepare,
     step_loss_memory,
@@ -75,7 +77,7 @@ class Runner:
     in_regions: InRegions | None = None  # for later calls that cannot be captured whole
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        with alone():
+        with alone(), internal_errors(f"planning a call of {type(model).__name__}"):
             return self._made(model, without_graph(Sample(args, kwargs)))
 
     def _made(self, model: nn.Module, example: Sample) -> Call:
@@ -131,13 +133,15 @@ class Runner:
 
     def _planned(self, model: nn.Module, joint: Joint, example: Sample, unplanned: Traced | None) -> CompiledCall:
         before = Traced.of(joint)
-        graph = planned_graph(joint, self.recipe)
+        extended = extended_graph(joint, self.recipe)
+        graph = handed_out_together(extended)
+        traced: dict[str, Any] = {"before": before, "extended": extended}
         if self.plan is None:
             if self.folder is not None:
                 memory = self._optimizer_memory(model, before.graph)
                 loss = step_loss_memory(model, joint, example, before.graph, memory, self.recipe)
                 self.place = place_in(self.folder, graph, memory, loss)
-            prepared = prepare(model, joint, example, self.recipe, before=before, may_put_off=True, unplanned=unplanned)
+            prepared = prepare(model, joint, example, self.recipe, may_put_off=True, unplanned=unplanned, **traced)
             return self._searched(model, joint, prepared, example)
         if graph.digest() == self.plan.program.graph_digest:
             check_program(graph, self.plan.program)
@@ -145,7 +149,7 @@ class Runner:
         if self.only_the_plan:
             raise InvalidFile(other_call(self.plan, example))
         for timed in (False, True):  # see Note [Other shapes]
-            prepared = prepare(model, joint, example, self.recipe, before=before, timed=timed, known=self.quiet)
+            prepared = prepare(model, joint, example, self.recipe, timed=timed, known=self.quiet, **traced)
             program = self._shared(model, prepared)
             if program is not None:
                 kept = self._kept_gradients(self.recipe.budget, prepared.peak_bytes(program))
@@ -171,12 +175,20 @@ class Runner:
     ) -> CompiledCall | None:
         assert self.folder is not None
         with traced_for(model, example, recipe, with_hooks=False) as joint:
-            plain = lower(joint)
-            memory = self._optimizer_memory(model, plain)
-            loss = step_loss_memory(model, joint, example, plain, memory, self.recipe)
+            memory, loss = self._memory_beside(model, joint, example)
             graph = planned_graph(joint, recipe)
             plan = plans.get(place_in(self.folder, graph, memory, loss))
             return None if plan is None else self._taken(plan, model, joint, graph)
+
+    def _memory_beside(
+        self, model: nn.Module, joint: Joint, example: Sample
+    ) -> tuple[OptimizerMemory, LossMemory | None]:
+        """What an optimizer and a loss outside take, before the graph is rewritten; it is lowered for these alone."""
+        if self.recipe.optimizer is None and self.recipe.loss is None:
+            return with_beside(OptimizerMemory(), self.recipe), None
+        plain = lower(joint)
+        memory = self._optimizer_memory(model, plain)
+        return memory, step_loss_memory(model, joint, example, plain, memory, self.recipe)
 
     def _optimizer_memory(self, model: nn.Module, graph: Graph) -> OptimizerMemory:
         return with_beside(step_optimizer_memory(self.recipe.optimizer, model, graph, self.recipe.device), self.recipe)

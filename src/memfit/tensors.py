@@ -15,12 +15,32 @@ def tensors_in(tree: Any) -> list[torch.Tensor]:
     if isinstance(tree, torch.Tensor):  # mostly; found sooner
         return [tree]
     found: list[torch.Tensor] = []
+    _collect(tree, found)
+    return found
+
+
+_NO_TENSORS = frozenset(
+    {type(None), bool, int, float, str, torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
+
+
+def _collect(tree: Any, found: list[torch.Tensor]) -> None:
+    """Append the tensors of a tree; plain containers, of which a trace makes a hundred thousand, without pytree."""
+    kind = type(tree)
+    if kind in _NO_TENSORS:
+        return
+    if kind is tuple or kind is list or kind is dict:
+        for each in tree.values() if kind is dict else tree:
+            if isinstance(each, torch.Tensor):
+                found.append(each)
+            else:
+                _collect(each, found)
+        return
     for leaf in pytree.tree_leaves(tree):
         if isinstance(leaf, torch.Tensor):
             found.append(leaf)
         elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
             found += tensors_in([getattr(leaf, field.name, None) for field in dataclasses.fields(leaf)])
-    return found
 
 
 def states_by_name(model: nn.Module) -> dict[str, torch.Tensor]:

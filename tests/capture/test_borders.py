@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from memfit.capture.borders import all_uses, are_added_otherwise, edges_of, places_of_inner, used_again, uses_inside
+from memfit.capture.borders import all_uses, are_added_otherwise, edges_of, places_of_inner, uses_inside, uses_of
 
 
 def part(given: torch.Tensor) -> torch.Tensor:
@@ -35,9 +35,11 @@ def test_a_result_that_the_loss_uses_too_is_used_later() -> None:
     assert are_added_otherwise(uses, all_uses(edges_of([inside, given])))
 
 
-def test_what_is_used_several_times_is_named() -> None:
+def test_uses_are_counted_by_place_in_the_order_in_which_they_were_recorded() -> None:
     one, two = torch.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
-    assert [*used_again([part(one) * two], {"one": one, "two": two})] == ["one"]
+    first, second, third = uses_of([part(one) * two], [one, 7, two])
+    assert (len(first), second, len(third)) == (2, (), 1)
+    assert first[0] < first[1] < third[0]
 
 
 def test_outputs_that_others_are_computed_from_are_inner() -> None:

@@ -51,6 +51,29 @@ def test_a_gradient_in_another_layout_gives_the_bits_of_eager_also_for_other_bat
         assert fitted(batch).stride() == eager(batch).stride()
 
 
+class WithItsWeight(Images):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return super().forward(x), self.point.weight, x
+
+
+def loss_of_weight(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    output, weight, given = model(batch)
+    rows = output.flatten(1)
+    return F.cross_entropy(rows, torch.arange(len(rows))) + weight.square().mean() + given.mean()
+
+
+def test_a_gradient_is_laid_out_as_it_comes_where_a_model_returns_what_it_was_given() -> None:
+    torch.manual_seed(0)
+    eager, batch = WithItsWeight(), images(2)
+    fitted = copy.deepcopy(eager)
+    memfit.fit(fitted, batch, loss=loss_of_weight, time_limit=0.2, remember=False, progress=False)
+    for model in (eager, fitted):
+        loss_of_weight(model, batch).backward()
+    assert all(
+        torch.equal(one.grad, other.grad) for one, other in zip(eager.parameters(), fitted.parameters(), strict=True)
+    )
+
+
 def summed(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
     return model(batch).sum() / 8
 

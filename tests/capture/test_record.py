@@ -1,5 +1,6 @@
 """Values that are the same in every step are known; all others fail the capture with a place and a reason."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -44,6 +45,10 @@ KNOWN = {
     "the shape of the batch": lambda m, x: torch.arange(x.shape[0]).max() == 1,
     "overwritten with the known": zeros_then(lambda zeros, x: zeros.add_(1)),
     "a part overwritten with the known": zeros_then(lambda zeros, x: zeros[1:].fill_(2)),
+    "a draw below 0": lambda m, x: torch.rand([]) < 0.0,
+    "draws from 0 on": lambda m, x: (torch.rand_like(x) >= 0).all(),
+    "draws below 1": lambda m, x: (torch.rand(x.shape).view(-1) < 1).any(),
+    "a draw over 1": lambda m, x: torch.rand(()) > 1.5,
     "ones like the batch": lambda m, x: (torch.ones(x.shape).cumsum(0) == 2).any(),
 }
 
@@ -57,6 +62,10 @@ UNKNOWN = {
     "the batch": lambda m, x: x.sum() > 0,
     "a parameter": lambda m, x: m.left.weight.sum() > 0,
     "a buffer": lambda m, x: m.flag > 0,
+    "a draw above 0": lambda m, x: torch.rand(()) > 0,
+    "a draw that was changed": lambda m, x: torch.rand(()).sub_(0.5) < 0.0,
+    "a draw that may be rounded to 1": lambda m, x: torch.rand((), dtype=torch.bfloat16) < 1,
+    "a draw from a normal distribution": lambda m, x: torch.randn(()) < 0.0,
     "a random number": lambda m, x: torch.rand(()) > 0.5,
     "randomly overwritten": zeros_then(lambda zeros, x: zeros.bernoulli_(0.5)),
     "overwritten with the batch": zeros_then(lambda zeros, x: zeros.copy_(x[0])),
@@ -72,6 +81,58 @@ UNKNOWN = {
 def test_a_question_about_any_other_value_fails_the_capture(question: Any) -> None:
     with pytest.raises(CaptureError, match="depends on the batch or on the weights"):
         captured(Asking(question), torch.randn(2, 4))
+
+
+class LeavesOutAtRandom(nn.Module):
+    """A layer as transformers has them: `layerdrop` is 0 by default, and a number is drawn all the same."""
+
+    def __init__(self, layerdrop: float) -> None:
+        super().__init__()
+        self.layerdrop = layerdrop
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            dropout_probability = torch.rand([])
+            if dropout_probability < self.layerdrop:
+                continue
+            x = nn.functional.dropout(layer(x), 0.5)
+        return x
+
+
+def test_layers_that_are_never_left_out_are_captured_and_draw_what_eager_draws() -> None:
+    assert_computes_what_eager_computes(LeavesOutAtRandom(0.0), torch.randn(2, 4))
+    model, x = LeavesOutAtRandom(0.0), torch.randn(2, 4)
+    states = []
+    for step in (model, memfit.fit(copy.deepcopy(model), x, remember=False)):
+        torch.manual_seed(3)
+        step(x).sum().backward()
+        states.append(torch.get_rng_state())
+    assert torch.equal(*states)
+
+
+def test_layers_that_may_be_left_out_are_not_captured() -> None:
+    with pytest.raises(CaptureError, match="depends on the batch or on the weights"):
+        captured(LeavesOutAtRandom(0.1), torch.randn(2, 4))
+
+
+def bucket(distance: torch.Tensor, size: int) -> torch.Tensor:
+    middle = size // 2
+    is_near = (distance < middle) & (distance > -middle)
+    return torch.where(is_near, torch.tensor(middle - 1).type_as(distance), torch.abs(distance))
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecated")
+def test_a_function_that_torch_jit_script_compiled_runs_in_a_trace() -> None:
+    compiled = torch.jit.script(bucket)
+
+    class Bucketed(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * compiled(torch.arange(4) - x.shape[0], 6)
+
+    assert_computes_what_eager_computes(Bucketed(4, 4), torch.randn(2, 4))
+    assert isinstance(compiled, torch.jit.ScriptFunction)
+    assert compiled(torch.arange(4), 6).tolist() == [2, 2, 2, 3]
 
 
 def test_a_known_value_may_be_asked_as_a_list() -> None:

@@ -1,10 +1,12 @@
 """What steps that are run for their time or peak leave behind: nothing."""
 
+import pytest
 import torch
 from torch import nn
 
 from memfit.capture.rehearse import nothing_remains, step
 from memfit.capture.sample import Sample
+from memfit.errors import InvalidModel
 
 
 class Masked(nn.Module):
@@ -42,3 +44,8 @@ def test_what_was_not_changed_is_not_written() -> None:
     with nothing_remains(model, sample):
         pass
     assert {name: buffer._version for name, buffer in model.named_buffers()} == counts
+
+
+def test_a_step_without_gradients_is_refused_in_a_sentence() -> None:
+    with pytest.raises(InvalidModel, match="no output of the model requires a gradient"):
+        step(nn.Identity(), Sample.of(torch.randn(4, 8)), seed=3)

@@ -20,7 +20,7 @@ from memfit.capture.spilled import (
     lasting_tensors,
     spilled_activations,
 )
-from memfit.errors import ExecutionError
+from memfit.errors import CaptureError, ExecutionError
 from memfit.measure.peak import measure_peak
 from memfit.measure.stretches import measure_stretches
 from memfit.tensors import same_bits
@@ -239,6 +239,8 @@ def test_nothing_can_be_differentiated_that_was_dropped():
         torch.randn(7, 50_000).t(),
         torch.randn(3, 40_000, 2),
         torch.randn(5, 3, 2)[:, 1:],
+        torch.randn(8, 16, dtype=torch.float64)[:, 3],
+        torch.randn(40_000, 2, dtype=torch.float64)[:, 1],
         torch.randn(2, 100_000) > 0,
     ],
 )
@@ -252,3 +254,9 @@ def test_a_stored_tensor_is_read_in_the_same_parts(tensor):
         assert sum(one.numel() for one, _ in pairs) == tensor.numel()
         assert torch.equal(stored.read(), tensor)
         assert torch.equal(file.keep(tensor)(), tensor)
+
+
+def test_a_transform_under_which_nothing_can_be_kept_is_said_in_a_sentence():
+    weight = torch.randn(3, requires_grad=True)
+    with pytest.raises(CaptureError, match=r"a transform of torch\.func"), spilled_activations([weight]):
+        torch.func.vjp(torch.sin, weight)

@@ -5,51 +5,36 @@ python -m generated --seed 17 --shrink      # one, made as small as it still fai
 """
 
 import argparse
-import gc
-import os
-import tempfile
 from pathlib import Path
 
 import torch
 
+from generated.children import outcomes_of
 from generated.draw import draw
 from generated.oracle import SOUND, outcome_of
 from generated.record import Record
 from generated.shrink import script_of, shrink
 
-_TOGETHER = 50  # seeds that share a cost cache
-
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "generated.json"
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # tiny steps are faster on one
     options = _options()
     if options.seed is not None:
         _one(options.seed, options.kernels, shrinks=options.shrink)
         return
     record = Record(options.results, options.kernels)
     seeds = [seed for seed in range(options.first, options.first + options.count) if seed not in record]
-    gc.collect()
-    gc.freeze()  # what was imported stays: looking through it before every measured step takes longer than the step
-    for start in range(0, len(seeds), _TOGETHER):
-        _run(seeds[start : start + _TOGETHER], options.kernels, record)
+    for outcome in outcomes_of(seeds, options.kernels, options.jobs):
+        record.add(outcome)
+        if outcome.kind not in SOUND:
+            print(f"{outcome.seed}: {outcome.kind}: {outcome.reason[:300]}", flush=True)
     record.save()
     print(record.summary())
 
 
-def _run(seeds: list[int], kernels: str, record: Record) -> None:
-    """Run some seeds with a cost cache of their own: one for thousands takes longer to read than to measure anew."""
-    with tempfile.TemporaryDirectory(prefix="memfit-generated-") as folder:
-        os.environ["MEMFIT_CACHE_DIR"] = folder
-        for seed in seeds:
-            outcome = outcome_of(draw(seed, kernels))
-            record.add(outcome)
-            if outcome.kind not in SOUND:
-                print(f"{seed}: {outcome.kind}: {outcome.reason[:300]}", flush=True)
-
-
 def _one(seed: int, kernels: str, *, shrinks: bool) -> None:
+    torch.set_num_threads(1)  # tiny steps are faster on one
     spec = draw(seed, kernels)
     outcome = outcome_of(spec)
     print(outcome)
@@ -65,6 +50,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="this one alone")
     parser.add_argument("--shrink", action="store_true", help="print the smallest that fails in the same way")
     parser.add_argument("--kernels", default="eager", choices=("eager", "inductor"))
+    parser.add_argument("--jobs", type=int, default=1, help="processes side by side (%(default)s)")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where the summary goes")
     return parser.parse_args()
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from generated import (
     layers_algebra,
+    layers_architectures,
     layers_attention,
     layers_blocks,
     layers_forms,
@@ -45,6 +46,7 @@ OUTPUTS = (
 OUTPUTS += ("view", "parameter", "input too")
 NO_STEP = ("detached", "input", "frozen")  # what a model may return that nothing can be trained by
 FAMILIES = (
+    layers_architectures,
     *(layers_algebra, layers_attention, layers_blocks, layers_forms, layers_functions, layers_images),
     *(layers_indexing, layers_lookup, layers_losses, layers_pointwise, layers_recurrent, layers_sequences),
     *(layers_structure, layers_weights),

@@ -1,9 +1,11 @@
 """From an integer seed to a description."""
 
+import dataclasses
 import random
 
 from generated.build import FAMILIES, INPUTS, NO_STEP, OUTPUTS
 from generated.layer import LAYERS
+from generated.layers_architectures import LATER
 from generated.losses import LOSSES
 from generated.specs import FitSpec, LayerSpec, LoopSpec, ModelSpec, Spec
 
@@ -33,6 +35,7 @@ _RARE = {
     "to rows": 0.3,
     "no gradient": 0.4,
 }
+_RARE |= dict.fromkeys(LATER, 0.0)  # which `_more` adds
 _OFTEN = {"convolution": 5.0, "linear": 4.0, "activation": 3.0, "norm": 3.0, "indexing": 3.0, "in place": 1.5}
 _OFTEN |= {"dropout": 2.0, "attention": 3.0, "recurrent": 2.0, "arithmetic": 2.0, "relu": 2.0, "pool": 2.0}
 
@@ -42,7 +45,21 @@ def draw(seed: int, kernels: str = "eager") -> Spec:
     assert FAMILIES  # which fill the table of layers
     rng = random.Random(seed)
     model = _model(rng, _MOST_LAYERS if kernels == "eager" else _MOST_COMPILED_LAYERS)
-    return Spec(seed=seed, model=model, loop=_loop(rng, model), fit=_fit(rng, kernels))
+    return _more(Spec(seed=seed, model=model, loop=_loop(rng, model), fit=_fit(rng, kernels)))
+
+
+def _more(spec: Spec) -> Spec:
+    """What came to descriptions later, drawn apart, so that the models of seeds stay what they were."""
+    rng = random.Random(f"{spec.seed} more")
+    loop = dataclasses.replace(spec.loop, skips=rng.random() < 0.15, draws=rng.random() < 0.15)
+    fit = dataclasses.replace(spec.fit, in_autocast=rng.random() < 0.5)
+    model = spec.model
+    domain = {"tokens": "sequence", "bags": "rows"}.get(model.domain, model.domain)
+    kinds = [kind for kind in LATER if domain in LAYERS[kind].takes]
+    if rng.random() < 0.2:
+        kind = rng.choice(kinds)
+        model = dataclasses.replace(model, layers=(LayerSpec(kind, LAYERS[kind].draw(rng)), *model.layers))
+    return dataclasses.replace(spec, model=model, loop=loop, fit=fit)
 
 
 def _model(rng: random.Random, most_layers: int) -> ModelSpec:

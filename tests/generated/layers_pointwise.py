@@ -143,6 +143,13 @@ class Gated(Layer):
         return one * F.silu(other)
 
 
+class _GroupNorm(nn.GroupNorm):
+    """One whose backward does not end the process: torch 2.13's does, of a channels last input without a gradient."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x if x.requires_grad else x.contiguous())
+
+
 @layer("norm")
 class Norm(Layer):
     @staticmethod
@@ -171,7 +178,7 @@ class Norm(Layer):
             instance = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)[place]
             self.inner = instance(channels, affine=affine, track_running_stats=tracks)
         elif kind == "group":
-            self.inner = nn.GroupNorm(divisor(channels, 4), channels, affine=affine)
+            self.inner = _GroupNorm(divisor(channels, 4), channels, affine=affine)
         elif kind == "layer":
             self.inner = nn.LayerNorm(channels, elementwise_affine=affine)
         elif kind == "rms":

@@ -43,12 +43,14 @@ class Loss:
 
     def __call__(self, model: nn.Module, batch: Batch) -> torch.Tensor:
         args, kwargs = batch
+        noise = 0.1 * torch.randn(()) if self.spec.loop.draws else torch.zeros(())
         with autocast(self.spec):
             output = model(*args, **kwargs)
             if has_own_loss(self.spec):
                 return output["loss"] if isinstance(output, dict) else output
             read = _differentiable(output)[: 1 if self.spec.loop.one_output else None]
-            return sum((self._one(each) for each in read), torch.zeros(()))
+            read = read[:: 2 if self.spec.loop.skips else 1]
+            return sum((self._one(each) for each in read), torch.zeros(())) * (1 + noise)
 
     def _one(self, output: torch.Tensor) -> torch.Tensor:
         output = output.float() if output.dtype in (torch.bfloat16, torch.float16) else output

@@ -14,6 +14,7 @@ Note [Promises]
     are further than that from the same step's in float64, theirs are within four times what eager's are off.
 """
 
+import contextlib
 import dataclasses
 import re
 import time
@@ -96,11 +97,17 @@ def outcome_of(spec: Spec) -> Outcome:
     return outcome
 
 
+def run_plainly(spec: Spec) -> tuple[nn.Module, list[dict[str, torch.Tensor | None]], int]:
+    """The model, what its plain steps left, and their peak."""
+    model = _seeded(spec)
+    return model, list(train(spec, model)), _peak_bytes(spec, model)
+
+
 def _compare(spec: Spec, outcome: Outcome, said: list[Any]) -> None:
-    eager = _seeded(spec)
     try:
-        expected = list(train(spec, eager))
-        outcome.eager_bytes = _peak_bytes(spec, eager)
+        eager, expected, outcome.eager_bytes = run_plainly(spec)
+    except _Ended:
+        raise
     except Exception as error:
         raise _without_eager(spec, error) from error
     planned = _seeded(spec)
@@ -181,7 +188,7 @@ def _fit(spec: Spec, model: nn.Module, outcome: Outcome) -> None:
 def _fitted(spec: Spec, model: nn.Module, budget: float | int | str) -> None:
     args, kwargs = sample = sample_of(spec)
     told = spec.fit.outside_loss and not has_own_loss(spec)
-    with autocast(spec):  # as the loop calls the model
+    with autocast(spec) if spec.fit.in_autocast or not told else contextlib.nullcontext():  # as the loop, or the loss
         memfit.fit(
             model,
             sample if told else memfit.Sample(args, kwargs),
@@ -248,7 +255,7 @@ def _own_rounding(spec: Spec, eager: dict[str, torch.Tensor | None]) -> float:
 def _gradients(seen: dict[str, torch.Tensor | None]) -> Iterator[torch.Tensor]:
     for name, each in seen.items():
         if name.startswith(_GRADIENT) and each is not None and each.numel():
-            yield each.detach().double().nan_to_num()
+            yield _dense(each.detach()).double().nan_to_num()
 
 
 def difference(one: torch.Tensor | None, other: torch.Tensor | None, scale: float = 0.0) -> float:
@@ -258,8 +265,9 @@ def difference(one: torch.Tensor | None, other: torch.Tensor | None, scale: floa
     """
     if one is None or other is None:
         return 0.0 if one is other else float("inf")
-    if one.dtype != other.dtype or one.shape != other.shape:
+    if (one.dtype, one.shape, one.layout) != (other.dtype, other.shape, other.layout):
         return float("inf")
+    one, other = _dense(one), _dense(other)
     if one.numel() == 0 or torch.equal(one, other):
         return 0.0
     one, other = one.double(), other.double()
@@ -267,6 +275,10 @@ def difference(one: torch.Tensor | None, other: torch.Tensor | None, scale: floa
         return float("inf")
     one, other = one.nan_to_num(), other.nan_to_num()
     return float((one - other).abs().max() / one.abs().max().clamp(min=max(scale, 1e-30)))
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_dense() if tensor.is_sparse else tensor
 
 
 def _knows_loss(spec: Spec) -> bool:

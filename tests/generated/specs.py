@@ -42,6 +42,8 @@ class LoopSpec:
     partial: bool = False  # the second batch is smaller
     evaluated: bool = False  # between two steps the model is called in `eval()`
     one_output: bool = False  # the loss reads the first output alone
+    skips: bool = False  # the loss reads every second output alone
+    draws: bool = False  # the loss draws before it calls the model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,7 @@ class FitSpec:
     allow: tuple[str, ...] = ("recompute", "lean")
     kernels: str = "eager"
     outside_loss: bool = True  # tell `fit` of the loss
+    in_autocast: bool = True  # call `fit` under the autocast of the loop, not only where the loss does
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

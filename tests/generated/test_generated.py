@@ -4,10 +4,13 @@ A seed that fails is looked into by `python -m generated --seed 17 --shrink`, in
 """
 
 import dataclasses
+import os
+import signal
 from collections.abc import Iterator
 
 import pytest
 
+from generated.children import outcomes_of
 from generated.draw import draw
 from generated.oracle import CRASH, DIFFERENT, EQUAL, INVALID, REFUSED, SOUND, Outcome, outcome_of
 from generated.record import Record
@@ -16,18 +19,10 @@ from generated.specs import FitSpec, LayerSpec, LoopSpec, ModelSpec, Spec
 
 FAST = range(60)
 SLOW = range(10_000, 10_200)
-KNOWN = {  # seeds that fail as yet, and how
-    10008: "a gradient reaches a region in another layout than its output has: last bits of a sum differ",
-}
 
 
 def marked(seed: int) -> object:
-    marks = [pytest.mark.slow] if seed in SLOW else []
-    if seed in KNOWN:
-        marks.append(
-            pytest.mark.xfail(strict=False, reason=KNOWN[seed])
-        )  # which parts are planned depends on how far the search came
-    return pytest.param(seed, marks=marks)
+    return pytest.param(seed, marks=[pytest.mark.slow] if seed in SLOW else [])
 
 
 @pytest.mark.filterwarnings("default")
@@ -89,6 +84,24 @@ def test_a_record_goes_on_where_it_stood_also_behind_a_line_that_was_cut_off(tmp
     again.add(Outcome(seed=4, kind=INVALID))
     again.save()
     assert '"models": 3' in path.read_text(encoding="utf-8")
+
+
+def test_a_seed_that_ends_its_process_is_an_outcome_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seed 3 ends it fitted, seed 5 in plain eager as well."""
+
+    def end(spec: Spec) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def outcome(spec: Spec) -> Outcome:
+        return end(spec) if spec.seed in (3, 5) else Outcome(seed=spec.seed)
+
+    monkeypatch.setattr("generated.children.outcome_of", outcome)
+    monkeypatch.setattr("generated.children.run_plainly", lambda spec: end(spec) if spec.seed == 5 else None)
+    found = sorted(outcomes_of([*range(8), 100, 101], "eager", jobs=2), key=lambda each: each.seed)
+    assert [each.seed for each in found] == [*range(8), 100, 101]
+    assert [each.kind for each in found if each.seed in (3, 5)] == [CRASH, INVALID]
+    assert "SIGKILL" in found[3].reason
+    assert [each.kind for each in found if each.seed not in (3, 5)] == [EQUAL] * 8
 
 
 def test_generated_models_run_compiled_kernels_however_small(one_thread: None) -> None:

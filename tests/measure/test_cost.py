@@ -104,14 +104,14 @@ def test_devices_builds_and_thread_counts_have_their_own_files(tmp_path: Path, m
 
 def test_the_file_is_the_same_whatever_the_order(cache: CostCache) -> None:
     cache.save({"b": ONE, "a": TWO})
-    assert list(json.loads(cache.path.read_text())["costs"]) == ["a", "b"]
+    assert list(json.loads(cache.path.read_text().partition("\n")[2])["costs"]) == ["a", "b"]
 
 
-@pytest.mark.parametrize("damage", ["1e999", "-3", "[" * 100_000])
-def test_impossible_numbers_are_measured_again(tmp_path, damage) -> None:
+@pytest.mark.parametrize("damage", ["8", "1e999", "-3", "[" * 100_000])
+def test_a_number_that_was_not_measured_is_not_believed(tmp_path, damage) -> None:
     cache = CostCache("cpu", tmp_path)
-    cache.save({"call": OperatorCost(workspace_bytes=7, output_bytes=(1,))})
-    cache.path.write_text(cache.path.read_text().replace("7", damage, 1))
+    cache.save({"call": OperatorCost(workspace_bytes=7777777, output_bytes=(1,))})
+    cache.path.write_text(cache.path.read_text().replace("7777777", damage, 1))
     assert cache.load() == {}
 
 

@@ -184,6 +184,51 @@ def test_where_nothing_fits_a_call_on_fewer_rows_is_learned_from(cache: CostCach
     assert list(cache.load()) == [call]
 
 
+def test_what_a_call_would_take_is_told_by_the_same_call_on_fewer_rows(cache: CostCache) -> None:
+    """A convolution in float64 unfolds its input: nine times as much with nine elements in the kernel."""
+    images = torch.zeros(8, 4, 16, 16, dtype=torch.float64)
+    calls = [
+        encode(
+            aten.convolution.default,
+            (images, torch.zeros(4, 4, size, size).double(), None, [1, 1], [size // 2] * 2, [1, 1], False, [0, 0], 1),
+            {},
+        )
+        for size in (1, 3)
+    ]
+    small, big = measured_costs(calls, device="cpu", cache=cache).values()
+    assert big.workspace_bytes > 4 * small.workspace_bytes
+    room_bytes = 3 * images.nbytes + big.workspace_bytes // 12
+    empty = CostCache("empty", cache.path.parent)
+    made_bytes = dict.fromkeys(calls, images.nbytes)
+    found = measured_costs(calls, device="cpu", cache=empty, room_bytes=room_bytes, made_bytes=made_bytes)
+    assert found[calls[1]].is_bound
+    assert not found[calls[0]].is_bound
+    assert found[calls[1]].workspace_bytes == pytest.approx(big.workspace_bytes, rel=0.3)
+
+
+def test_convolutions_of_other_groups_do_not_say_what_one_takes(cache: CostCache) -> None:
+    """On small images one of as many groups as channels takes many times what it reads, where channels come last."""
+    last = {"memory_format": torch.channels_last}
+
+    def backward(channels: int, groups: int) -> str:
+        gradient, image = torch.zeros(2, channels, 4, 4).to(**last), torch.zeros(2, channels, 4, 4).to(**last)
+        weight = torch.zeros(channels, channels // groups, 3, 3)
+        more = ([channels], [1, 1], [1, 1], [1, 1], False, [0, 0], groups, [True, True, True])
+        return encode(aten.convolution_backward.default, (gradient, image, weight, *more), {})
+
+    by_channel, whole = backward(256, 256), backward(256, 1)
+    costs = {
+        by_channel: OperatorCost(workspace_bytes=64 * 2**20, output_bytes=(2**15, 2**12, 2**10)),
+        backward(128, 1): OperatorCost(workspace_bytes=2**20, output_bytes=(2**14, 2**19, 2**9)),
+    }
+    cache.save(costs)
+    found = measured_costs([*costs, whole], device="cpu", cache=cache, room_bytes=2**26)
+    assert not found[whole].is_bound
+    nothing_fits = measured_costs([*costs, backward(512, 1)], device="cpu", cache=cache, room_bytes=2**10)
+    assert nothing_fits[backward(512, 1)].is_bound
+    assert nothing_fits[backward(512, 1)].workspace_bytes < 2**26  # as those of one group
+
+
 def test_an_operator_of_which_nothing_fits_takes_as_much_as_it_reads_and_makes(cache: CostCache) -> None:
     call = encode(aten.relu.default, (torch.zeros(2**10),), {})
     cost = measured_costs([call], device="cpu", cache=cache, room_bytes=2**10, made_bytes={call: 2**12})[call]

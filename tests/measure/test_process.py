@@ -244,9 +244,10 @@ def test_a_damaged_file_is_measured_again(text: str, tmp_path: Path, caplog: pyt
     assert "damaged" in caplog.text
 
 
-def test_a_negative_size_is_damage(tmp_path: Path) -> None:
+def test_a_size_that_was_not_measured_is_not_believed(tmp_path: Path) -> None:
     cache = ProcessCache(tmp_path)
-    cache.save(KnownMemory(operators={"a": dataclasses.replace(FOUND, rise_bytes=-3)}))
+    cache.save(KnownMemory(operators={"a": dataclasses.replace(FOUND, rise_bytes=7777777)}))
+    cache.path.write_text(cache.path.read_text().replace("7777777", "8777777"))
     assert cache.load() == KnownMemory()
 
 

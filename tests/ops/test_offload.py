@@ -52,6 +52,28 @@ def test_a_place_is_used_again_when_its_ticket_is_gone() -> None:
     assert not offload._file()._places
 
 
+class _Keeps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(send_out(values))
+        return values * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        (ticket,) = ctx.saved_tensors
+        return bring_back(ticket, (64,), (1,), torch.float32, torch.device("cpu"))
+
+
+def test_a_ticket_is_good_as_long_as_autograd_holds_its_memory() -> None:
+    """Under hooks for saved tensors that is by another tensor than the one that was made."""
+    values = torch.randn(64, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.detach(), lambda saved: saved):
+        output = _Keeps.apply(values)
+    gc.collect()
+    output.sum().backward()
+    assert torch.equal(values.grad, values)
+
+
 def test_nothing_but_a_number_stays_in_memory() -> None:
     values = torch.randn(2**20)
     kept: list[torch.Tensor] = []

@@ -2,6 +2,7 @@
 
 from patterns import (
     around,
+    asked,
     borders,
     changed,
     corners,
@@ -35,6 +36,7 @@ THEMES: dict[str, list[Pattern]] = {
     "Programs of several fields": programs.PATTERNS,
     "Around models and in them": around.PATTERNS,
     "Borders of parts and calls": borders.PATTERNS,
+    "Given and asked": asked.PATTERNS,
     "Run to be planned": moved.PATTERNS,
     "Corners": corners.PATTERNS,
 }

@@ -288,6 +288,7 @@ PATTERNS = [
     Pattern(
         name="torch.set_default_dtype from the tenth step on",
         make=MakesTensors,
+        fit=fit_with_room,
         change=set_default_dtype,
         end=lambda state: torch.set_default_dtype(torch.float32),
     ),

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from patterns.models import Blocks, Net
-from patterns.pattern import Pattern, State, fit_with_room, step_of
+from patterns.models import Blocks, Net, words
+from patterns.pattern import Pattern, State, fit, fit_with_room, step_of
 
 
 class Looks(Blocks):
@@ -92,6 +92,48 @@ class Tied(Net):
         self.second = nn.Linear(32, 32)
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer, which uses its weights once for every step in time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.GRU(4, 8, batch_first=True), nn.Linear(8, 4)
+
+    def forward(self, batch: torch.Tensor, state: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden, state = self.layer(batch.view(len(batch), 4, 4), state)
+        return self.head(hidden), state
+
+
+class Translates(nn.Module):
+    """One table of words under four names, as T5 has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared, self.encoder, self.decoder = (nn.Embedding(40, 16) for _ in range(3))
+        self.layer, self.scores = nn.Linear(16, 16), nn.Linear(16, 40, bias=False)
+        self.encoder.weight = self.decoder.weight = self.scores.weight = self.shared.weight
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        read = torch.tanh(self.layer(self.encoder(words))).mean(1, keepdim=True)
+        return self.scores(torch.tanh(self.layer(self.decoder(words.flip(1)) + read)))
+
+
+def chunk_by_chunk(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    first, hidden = state.model(batch)
+    second, _ = state.model(batch.cos(), hidden)
+    return first.square().mean() + second.sin().mean()
+
+
+def with_penalty(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    loss = state.model(batch).square().mean()
+    return loss + 0.1 * sum((each.sin() * each).sum() for each in state.model.parameters())
+
+
+def behind_a_stem(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    hidden = torch.tanh(state.stem(batch))
+    return (state.model(hidden) * hidden).square().mean()
+
+
 def compared(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
     return (state.model(batch) - state.model(batch.sin())).square().mean()
 
@@ -104,7 +146,31 @@ PATTERNS = [
         name="two calls in one backward pass of a model that uses a layer twice",
         make=Tied,
         step=step_of(compared),
-        fails="gradients are added call by call, so that last bits differ; memfit warns of it",
+    ),
+    Pattern(
+        name="two calls of a GRU in one backward pass, the state handed on",
+        make=Recurrent,
+        fit=fit_with_room,
+        step=step_of(chunk_by_chunk),
+    ),
+    Pattern(
+        name="a penalty on all weights in the loop, of a model that uses a layer twice",
+        make=Tied,
+        step=step_of(with_penalty),
+    ),
+    Pattern(
+        name="a table of words under four names (T5), and a penalty on all weights in the loop",
+        make=Translates,
+        batch=words,
+        step=step_of(with_penalty),
+    ),
+    Pattern(
+        name="the head of a network fitted, its input used once more behind it",
+        make=Residual,
+        fit=lambda state, batch: fit(state.model, torch.zeros(32, 16, requires_grad=True)),
+        step=step_of(behind_a_stem),
+        before_fit=lambda state: setattr(state, "stem", nn.Linear(16, 16)),
+        beside=lambda state: state.stem,
     ),
     Pattern(
         name="parts with residuals inside, whose inputs are added to the result of the model",

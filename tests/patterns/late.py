@@ -127,6 +127,14 @@ def hook_on_scores(state: State, batch: torch.Tensor, number: int) -> torch.Tens
     return loss_of(scores, batch) + 0.1 * feature.mean()
 
 
+def gradient_of_feature(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    """The norm of the gradient at a shared feature, as losses are balanced by it."""
+    outputs = state.model(batch)
+    loss = sum(each.square().mean() for each in outputs)
+    (gradient,) = torch.autograd.grad(loss, outputs[-1], retain_graph=True)
+    return loss / gradient.norm()
+
+
 def forget_clip(state: State) -> None:
     SETTINGS["clip"] = 1.0
 
@@ -182,6 +190,12 @@ PATTERNS = [
         make=ReturnsFeature,
         step=step_of(retain_on_feature),
         outcome="retain_grad is called on an output from which other outputs are computed",
+    ),
+    Pattern(
+        name="torch.autograd.grad with respect to a feature that is returned beside the scores",
+        make=ReturnsFeature,
+        step=step_of(gradient_of_feature),
+        outcome="the gradient of an output is asked for",
     ),
     Pattern(name="a tensor hook on scores beside a feature", make=ReturnsFeature, step=step_of(hook_on_scores)),
 ]

@@ -123,9 +123,9 @@ def test_an_edited_file_is_refused(plan):
         Plan.from_json(plan.to_json().replace('"peak_bytes":593920', '"peak_bytes":1'))
 
 
-@pytest.mark.parametrize("version", [0, 7, None, "1", True])
+@pytest.mark.parametrize("version", [0, 8, None, "1", True])
 def test_another_version_is_refused_by_number(plan, version):
-    with pytest.raises(InvalidFile, match=f"version {version!r} was found, this memfit reads versions 1 to 6"):
+    with pytest.raises(InvalidFile, match=f"version {version!r} was found, this memfit reads versions 1 to 7"):
         Plan.from_json(rewritten(plan, version=version))
 
 
@@ -141,6 +141,13 @@ def test_only_a_plan_in_regions_is_of_the_new_version(plan):
     versions = [json.loads(each.to_json())["version"] for each in (plan, in_regions(plan))]
     assert versions == [1, 2]
     assert "regions" not in json.loads(plan.to_json())
+
+
+def test_a_plan_says_how_gradients_reach_its_regions(plan):
+    region = dataclasses.replace(plan, starts=((0, 2, 1), None, ()))
+    whole = dataclasses.replace(plan, regions={"block": region})
+    assert json.loads(whole.to_json())["version"] == 7
+    assert Plan.from_json(whole.to_json()) == whole
 
 
 def test_a_damaged_region_is_refused(plan):

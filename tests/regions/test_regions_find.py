@@ -132,6 +132,25 @@ def test_a_part_called_twice_under_autocast_whose_parameters_are_cast_once():
         assert "more than once" not in found(Around(mlp(), twice)).left_eager.get("part", "")
 
 
+def test_a_part_that_shares_a_parameter_under_autocast_which_is_cast_once():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = nn.Linear(64, 64), nn.Linear(64, 64)
+            self.other.weight = self.one.weight
+
+        def forward(self, batch):
+            return self.other(self.one(batch).relu())
+
+    model = Around(Two(), lambda part, batch: part(batch))
+    with torch.autocast("cpu", torch.bfloat16):
+        left = found(model).left_eager
+    assert "more than once under autocast" in left["part"]
+    assert "shares a parameter" in left["part.one"]
+    assert "shares a parameter" in left["part.other"]
+    assert "shares" not in found(model).left_eager.get("part.one", "")
+
+
 def test_results_that_no_gradient_reaches():
     class Two(nn.Module):
         def __init__(self):

@@ -159,6 +159,11 @@ def test_what_only_a_captured_model_can_be_given_is_refused(wish):
         memfit.plan(Branching(), images(2), **{"budget": 0.5} | wish)
 
 
+def test_a_refusal_names_what_to_leave_out():
+    with pytest.raises(CaptureError, match=r"could not be captured.* if outputs='loss' is left out$"):
+        memfit.plan(Branching(), images(), budget="smallest", outputs="loss")
+
+
 def test_a_plan_in_regions_is_the_same_after_a_round_trip(planner, tmp_path):
     plan = planned_at(planner, 0.6)
     plan.save(tmp_path / "plan.json")

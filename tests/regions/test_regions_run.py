@@ -171,3 +171,39 @@ def test_an_output_whose_tensors_cannot_be_found_is_refused_in_a_sentence() -> N
 
     with pytest.raises(memfit.CaptureError, match="holds a frozenset, whose tensors cannot be found"):
         memfit.fit(ReturnsSet(), images(), 0.9, time_limit=1, progress=False)
+
+
+class Turning(nn.Module):
+    """Its region returns a turned view, whose gradient comes in order; a bias before it sums what comes out."""
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.RMSNorm(48, elementwise_affine=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(x.transpose(1, 2)).transpose(1, 2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(48, 1))
+        self.normed, self.head = self.Normed(), nn.Linear(40, 40)
+        self.head.register_forward_hook(lambda module, args, output: output * 2)  # so that the whole is not captured
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.normed(x + self.bias)).tanh()
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_gradients_reach_a_region_in_the_layout_in_which_they_come_in_eager(saved, tmp_path):
+    torch.manual_seed(0)
+    model, batch = Turning(), torch.randn(16, 48, 40)
+    twin = copy.deepcopy(model)
+    memfit.fit(model, batch, "smallest", loss=lambda model, x: model(x).square().mean(), progress=False)
+    assert "normed" in planned_parts(model)
+    if saved:
+        memfit.plan_of(model).save(tmp_path / "plan.json")
+        memfit.apply(memfit.Plan.load(tmp_path / "plan.json"), memfit.remove(model))
+    for each in (model, twin):
+        each(batch).square().mean().backward()
+    assert torch.equal(model.bias.grad, twin.bias.grad)

@@ -8,7 +8,7 @@ Note [Sums at the border]
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -42,19 +42,20 @@ def all_uses(outputs: Sequence[Edge]) -> Uses:
 
 
 def places_of_inner(outputs: Sequence[torch.Tensor]) -> list[int]:
-    """Return which outputs others are computed from."""
+    """Return which outputs others are computed from, in the order in which they are computed."""
     places = [place for place, each in enumerate(outputs) if each.requires_grad]
     edges = edges_of(outputs)
     uses = _uses(edges, set())
-    return [place for place, edge in zip(places, edges, strict=True) if edge in uses]
+    inner = [(place, edge) for place, edge in zip(places, edges, strict=True) if edge in uses]
+    return [place for place, (node, _) in sorted(inner, key=lambda each: _torch.sequence_number(each[1][0]))]
 
 
-def used_again(outputs: Sequence[torch.Tensor], named: Mapping[str, torch.Tensor]) -> Iterator[str]:
-    """Yield the names of those that are used several times behind outputs."""
+def uses_of(outputs: Sequence[torch.Tensor], given: Sequence[Any]) -> Iterator[tuple[int, ...]]:
+    """Yield for each thing a call is given when it was used behind outputs, in ascending numbers."""
     uses = _uses(edges_of(outputs), set())
-    for name, each in named.items():
-        if any(len(uses.get(edge, ())) > 1 for edge in edges_of([each])):
-            yield name
+    for each in given:
+        edges = edges_of([each]) if isinstance(each, torch.Tensor) else []
+        yield tuple(sorted(int(number) for edge in edges for number in uses.get(edge, ())))
 
 
 def are_added_otherwise(inside: Uses, everywhere: Uses) -> bool:

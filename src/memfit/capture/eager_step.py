@@ -85,6 +85,7 @@ class _Run:
             held, starts = self._starts(outputs, backward_from)
             self._journal.begin_backward()
             _backward(starts)
+            writer.check()
             return self._journal.finish(held, self._gradients())
 
     def _forward(self, state: Any) -> Any:
@@ -164,16 +165,35 @@ class _Writer(TorchDispatchMode):
         for fake, counter in counters:
             self._known.remember(fake, counter.clone())
         self._marks: dict[int, Mark] = {}  # by the number of the node that autograd makes of a call
+        self._failure: Exception | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note an operator. What fails in noting is kept: torch asks for a device where nothing may be raised."""
         kwargs = kwargs or {}
         if func is _ASKS_FOR_A_VALUE and (answer := self._known.answer(args[0])) is not None:
             return answer
-        mark, over = self._mark(), self._written_over(func, args)
+        noted = self._noting(func, args)
         result = func(*args, **kwargs)
-        self._known.follow(func, args, kwargs, result)
-        self._journal.write(func, args, kwargs, result, mark, node=_node_number(), over=over)
+        if noted is not None:
+            try:
+                self._known.follow(func, args, kwargs, result)
+                self._journal.write(func, args, kwargs, result, noted[0], node=_node_number(), over=noted[1])
+            except Exception as error:
+                self._failure = self._failure or error
         return result
+
+    def _noting(self, func: Any, args: Any) -> tuple[Mark, WrittenOver] | None:
+        """Return what is to be known before an operator runs; None if noting has failed."""
+        try:
+            return None if self._failure else (self._mark(), self._written_over(func, args))
+        except Exception as error:
+            self._failure = error
+            return None
+
+    def check(self) -> None:
+        """Raise what failed in noting."""
+        if self._failure is not None:
+            raise self._failure
 
     def _written_over(self, func: Any, args: Any) -> WrittenOver:
         """Return whether eager writes over the first argument, see Note [Written over] in `journal.py`."""
@@ -219,5 +239,7 @@ _PRODUCTS = ("aten.mm.default", "aten.bmm.default")
 _ZEROS = ("aten.zeros.default", "aten.new_zeros.default", "aten.zeros_like.default")
 _SCATTERS = (aten.index_put, aten.scatter_add, aten.index_add, aten.scatter)
 _IN_PLACE_FORMULAS = {
-    "BinaryCrossEntropyWithLogitsBackward0": (aten.sub.Tensor, aten.mul.Tensor, aten.div.Scalar, aten.div.Tensor)
+    "BinaryCrossEntropyWithLogitsBackward0": (aten.sub.Tensor, aten.mul.Tensor, aten.div.Scalar, aten.div.Tensor),
+    "MaximumBackward0": (aten.masked_fill.Scalar,),
+    "MinimumBackward0": (aten.masked_fill.Scalar,),
 }

@@ -26,14 +26,15 @@ class Effect:
     home: Any  # the attributes of an object, or a list
     name: Any  # of the attribute, or the key; None: is appended to the list
     template: OutputTemplate
+    is_output: bool = False  # what is left behind is what the call returns
 
     def shifted(self, count: int) -> "Effect":
         """Return the same with its tensors behind `count` others."""
         return dataclasses.replace(self, template=self.template.shifted(count))
 
-    def apply(self, tensors: list[torch.Tensor], given: Sequence[Any]) -> None:
+    def apply(self, tensors: list[torch.Tensor], given: Sequence[Any], output: Any) -> None:
         """Leave it behind again."""
-        value = self.template.rebuild(tensors, given)
+        value = output if self.is_output else self.template.rebuild(tensors, given)
         if self.name is None:
             self.home.extend(value)
         else:
@@ -42,12 +43,17 @@ class Effect:
 
 def assigned(path: str, home: dict[str, Any], name: str, found: "Found") -> Effect:
     """Describe an attribute as it is; its tensors are put behind those that are there."""
-    return Effect(home=home, name=name, template=found.template(path, home[name]))
+    value = home[name]
+    if value is found.output and isinstance(value, dict | list):
+        return Effect(home=home, name=name, template=take_apart(None)[1], is_output=True)
+    found.check_not_returned(path, value)
+    return Effect(home=home, name=name, template=found.template(path, value))
 
 
 def appended(path: str, container: Any, before: tuple[Any, ...], found: "Found") -> Iterator[Effect]:
     """Describe what was appended to a list or put into a dictionary; refuse other changes of a container."""
     now = elements_of(container)
+    found.check_not_returned(path, container)
     if isinstance(container, dict):
         yield from _put(path, container, before, found)
         return
@@ -79,7 +85,16 @@ class Found:
     """The tensors that a forward leaves behind; those it was given are not among them."""
 
     given: Sequence[Any]
+    output: Any = None  # what the forward returns
     tensors: list[torch.Tensor] = dataclasses.field(default_factory=list)
+
+    def check_not_returned(self, path: str, value: Any) -> None:
+        """Refuse lists and dictionaries that are returned and held: a call would make two of one."""
+        if isinstance(value, dict | list) and any(each is value for each in _containers_in(self.output)):
+            raise ValueError(
+                f"the forward returns {path}, which the model holds; a captured call would return another one: return "
+                "a copy of it, or what is in it"
+            )
 
     def template(self, path: str, value: Any) -> OutputTemplate:
         """Take the tensors out of a value and put them behind those that are there."""
@@ -92,3 +107,10 @@ class Found:
         template = template.shifted(len(self.tensors))
         self.tensors.extend(own)
         return template
+
+
+def _containers_in(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict | list | tuple):
+        yield value
+        for each in dict.values(value) if isinstance(value, dict) else value:
+            yield from _containers_in(each)

@@ -39,7 +39,9 @@ _CLOCKS = {
 _LOOKS_AROUND = {
     "builtins": {"globals", "eval", "exec", "input"},
     "inspect": {"stack", "currentframe", "trace"},
-    "sys": {"_getframe"},
+    "sys": {"_getframe", "getrecursionlimit"},
+    "threading": {"current_thread", "get_ident"},
+    "_thread": {"get_ident"},
     "traceback": {"extract_stack", "format_stack", "print_stack"},
     "genericpath": {"exists", "isfile", "isdir", "getsize", "getmtime"},
     "posix": {"listdir", "stat", "scandir", "getcwd"},
@@ -64,12 +66,14 @@ class Names:
 
     def named_by(self, codes: Mapping[types.CodeType, dict[str, Any]]) -> dict[types.CodeType, dict[str, Any]]:
         """Return code with its globals, and that of the functions and methods that it names."""
-        methods = {each.co_name: (each, around) for each, around in self._seen.items()}
+        methods: dict[str, list[Code]] = {}
+        for each, around in self._seen.items():  # classes may have methods of one name
+            methods.setdefault(each.co_name, []).append((each, around))
         found = {**codes}
         for code, around in codes.items():
             named = [around.get(name) for name in code.co_names]
             found |= {each.__code__: each.__globals__ for each in named if isinstance(each, types.FunctionType)}
-            found |= dict(methods[name] for name in code.co_names if name in methods)
+            found |= dict(each for name in code.co_names for each in methods.get(name, ()))
         return found
 
     def may_draw(self, codes: Mapping[types.CodeType, dict[str, Any]]) -> bool:
@@ -204,7 +208,7 @@ def _file_of(module: types.ModuleType) -> str:
 
 def check_same_in_every_call(code: types.CodeType, around: Mapping[str, Any]) -> None:
     """Refuse code that names iterators, or functions that answer otherwise whenever they are called."""
-    for path, value in _named_by(code, around):
+    for path, _, value in named_by(code, around):
         if hasattr(type(value), "__next__"):
             raise ValueError(f"the forward reads {path}, an iterator, which a captured call would not move on")
         if _is_among(_CLOCKS, value):
@@ -215,7 +219,7 @@ def check_same_in_every_call(code: types.CodeType, around: Mapping[str, Any]) ->
 
 def _names_generator(code: types.CodeType, around: Mapping[str, Any]) -> bool:
     """Return whether code names Python's or NumPy's own generator, or a function that draws from one."""
-    named = (value for _, value in _named_by(code, around))
+    named = (value for _, _, value in named_by(code, around))
     return any(is_generator(each) or is_generator(getattr(each, "__self__", None)) for each in named)
 
 
@@ -228,19 +232,21 @@ def _is_among(functions: Mapping[str, set[str]], value: Any) -> bool:
     return value.__qualname__ in named or value.__name__ in named
 
 
-def _named_by(code: types.CodeType, around: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the globals that code reads, and what it reads of modules and classes among them."""
+def named_by(code: types.CodeType, around: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the globals that code reads, and what it reads of modules and classes among them: path, owner, value."""
     path, value = "", None
+    owner: Any = None
     for each in dis.get_instructions(code):
         name = str(each.argval)
         if each.opname in ("LOAD_GLOBAL", "LOAD_NAME") and (name in around or hasattr(builtins, name)):
-            path, value = name, around[name] if name in around else getattr(builtins, name)
+            path, owner = name, None
+            value = around[name] if name in around else getattr(builtins, name)
         elif each.opname in ("LOAD_ATTR", "LOAD_METHOD") and path and hasattr(value, name):
-            path, value = f"{path}.{name}", getattr(value, name)
+            path, owner, value = f"{path}.{name}", value, getattr(value, name)
         else:
             path = path if each.opname in ("PRECALL", "PUSH_NULL", "CACHE") else ""
             continue
-        yield path, value
+        yield path, owner, value
         if not isinstance(value, types.ModuleType | type):
             path = ""
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from memfit.errors import InvalidInput, first_line
+from memfit.errors import InvalidInput, InvalidModel, first_line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,8 @@ def _template(
 
 
 def _carries(value: Any) -> bool:
-    return bool(_beside(value))
+    """Return whether a value is taken apart otherwise than its kind is, or not at all."""
+    return isinstance(value, torch.Size) or bool(_beside(value))
 
 
 def _beside(value: Any) -> dict[str, Any]:
@@ -130,6 +131,8 @@ def _leaf(leaf: Any, tensors: list[torch.Tensor], given: Mapping[int, int]) -> _
             return _GivenSlot(given[id(leaf)])
         tensors.append(leaf)
         return _TensorSlot(len(tensors) - 1)
+    if isinstance(leaf, torch.Size):
+        return _Constant(leaf)
     if _carries(leaf) and (type(leaf) in pytree.SUPPORTED_NODES or pytree.is_namedtuple_instance(leaf)):
         return _carrying(leaf, tensors, given)
     if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
@@ -213,3 +216,11 @@ def differentiated(tensors: Sequence[torch.Tensor], backward_from: str) -> tuple
     if backward_from == "auto" and len(scalars) == 1:
         return tuple(scalars)
     return tuple(requiring)
+
+
+def without_gradient(name: str) -> InvalidModel:
+    """Say of a model that there is nothing to differentiate."""
+    return InvalidModel(
+        f"no output of {name} requires a gradient, so there is nothing to differentiate; check for detach(), no_grad() "
+        "or frozen parameters on the way to the output"
+    )

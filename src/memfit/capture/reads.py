@@ -20,11 +20,12 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from memfit.capture.answers import answers
 from memfit.capture.effects import Effect, Found, appended, assigned
 from memfit.capture.guards import Guards, Place, elements_of
 from memfit.capture.held import generator_state, is_foreign, is_own_class, values_in
 from memfit.capture.hooks import HOOKS_OF_ALL
-from memfit.capture.names import ENVIRONMENT, Names, check_no_writes, check_same_in_every_call
+from memfit.capture.names import ENVIRONMENT, Names, check_no_writes, check_same_in_every_call, named_by
 from memfit.capture.notes import HOOKS, Notes
 from memfit.capture.numbers import Numbers
 from memfit.capture.outputs import is_constant
@@ -67,6 +68,7 @@ class Reads:
         self._is_following = False
         self._absent: dict[tuple[int, str], Place] = {}  # attributes that were asked for in vain
         self._patched: dict[type, Any] = {}
+        self._caches: list[tuple[str, Any, tuple[Any, ...]]] = []  # containers that every call fills alike
         self._codes: dict[types.CodeType, dict[str, Any]] = {}  # that ran, with their globals
         parts = {id(module) for module in model.modules()}
         self._notes = Notes(self._watch_object, lambda module: id(module) in parts)
@@ -108,6 +110,8 @@ class Reads:
         for code, around in self._names.named_by(self._codes).items():
             if not is_foreign(code.co_filename):
                 check_same_in_every_call(code, around)
+                for path, home, name, value in answers(named_by(code, around)):
+                    self._notes.note(path, home, name, value)
         while functions := self._notes.take_functions():
             self._names.note([(each.__code__, each.__globals__) for each in functions])
         hooks = [(name, getattr(torch_module, name)) for name in HOOKS_OF_ALL]
@@ -136,18 +140,18 @@ class Reads:
             if not isinstance(watched.thing, nn.Module):
                 watched.home.clear()
                 watched.home.update(watched.before)
-        for _, container, content in self._notes.containers.values():
+        for _, container, content in (*self._notes.containers.values(), *self._caches):
             if isinstance(container, list):
                 container[:] = content
             elif isinstance(container, dict):
                 _refill(container, content)
 
-    def effects(self, is_known: IsKnown, given: Sequence[Any]) -> tuple[list[Effect], list[torch.Tensor]]:
+    def effects(self, is_known: IsKnown, given: Sequence[Any], output: Any) -> tuple[list[Effect], list[torch.Tensor]]:
         """Return what the forward has left behind, and its tensors; see Note [What is left behind] in `effects.py`.
 
         ValueError if a call cannot leave it behind again.
         """
-        left = Found(given)
+        left = Found(given, output)
         found: list[Effect] = []
         for watched in self._watched.values():
             for name in watched.before.keys() - watched.home.keys():
@@ -156,7 +160,7 @@ class Reads:
                 found.append(assigned(watched.path_of(name), watched.home, name, left))
         for path, container, content in list(self._notes.containers.values()):
             if self._is_made_by_every_call(container, content, is_known):
-                del self._notes.containers[id(container)]
+                self._caches.append(self._notes.containers.pop(id(container)))
             elif path != ENVIRONMENT:  # which libraries write when they are first used
                 found += appended(path, container, content, left)
         for place in self._changed_outside():

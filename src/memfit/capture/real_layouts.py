@@ -18,6 +18,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit.capture.batch_norms import made_at_once
 from memfit.measure import signature as signatures
 from memfit.tensors import storage_key, tensors_in
 
@@ -29,7 +30,7 @@ _Seen = tuple[torch.dtype, tuple[int, ...]]  # of a result: its dtype, and its a
 @contextlib.contextmanager
 def real_layouts() -> Iterator[None]:
     """Correct the results of fake tensors meanwhile, see Note [Real layouts]."""
-    with _torch.fake_results_through(_corrected):
+    with _torch.fake_results_through(_corrected, made_at_once):
         yield
 
 

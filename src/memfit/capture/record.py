@@ -9,7 +9,8 @@ Note [Known values]
     `arange` with itself to find packed sequences). Values made from nothing but factory
     calls are the same in every step, so the Recorder computes them beside the trace and
     answers `bool(x)` and `x.item()` from them. Values that depend on the batch, on
-    parameters or on a generator are never known: a question about one fails the capture.
+    parameters or on a generator are never known: a question about one fails the capture, but for comparisons
+    with what bounds it, see Note [Draws between 0 and 1] in `uniform.py`.
 """
 
 import dataclasses
@@ -43,6 +44,7 @@ from memfit.capture.eager_calls import (
     with_statistics_apart,
     written,
 )
+from memfit.capture.uniform import UniformDraws
 from memfit.tensors import tensors_in
 
 ANNOTATION = "memfit"
@@ -108,6 +110,7 @@ class KnownValues:
 
     def __init__(self) -> None:
         self._values: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._uniform = UniformDraws()
         self._spoiled: set[int] = set()  # storages overwritten with something unknown
 
     def remember(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -131,6 +134,7 @@ class KnownValues:
             with _torch.no_modes():
                 self._values[result] = args[0].clone()  # the trace keeps the tensor itself as a constant
             return
+        self._uniform.follow(operator, args, result)
         real = None if not _is_small(result) else self._computed(operator, args, kwargs)
         if real is None:
             self._spoil(operator, tensors_in((args, kwargs)))
@@ -147,6 +151,10 @@ class KnownValues:
         return result
 
     def _computed(self, operator: Any, args: Any, kwargs: Any) -> Any | None:
+        compared = self._uniform.compared(operator, args)
+        if compared is not None:
+            with _torch.no_modes():
+                return torch.full(args[0].shape, compared)
         known = [self._lookup(tensor) for tensor in tensors_in((args, kwargs))]
         if any(value is None for value in known) or draws(operator):
             return None
@@ -181,18 +189,17 @@ class Recorder(TorchDispatchMode):
     """Marks the nodes of a trace and answers questions about known values."""
 
     def __init__(
-        self, modules: ModuleStack, ran: Callable[[FrameType], None], *, casts: bool = False, runs: bool = True
+        self, modules: ModuleStack, ran: Callable[[FrameType], None], *, casts: Callable[[], bool], runs: bool = True
     ) -> None:
         """Store what is followed.
 
-        `ran` is told which functions of the model's code run operators. `casts`: under autocast. `runs`: the trace is
-        to run, so that it must do what the eager run does.
+        `ran` is told which functions of the model's code run operators. `casts` tells whether there is autocast.
+        `runs`: the trace is to run, so that it must do what the eager run does.
         """
         super().__init__()
         self._casts, self._runs = casts, runs
         self._modules = modules
         self._ran = ran
-        self.saw_autocast = False  # whether any operator ran inside an autocast region
         self._known = KnownValues()
         self._checkpoints: list[FrameType] = []  # kept, so that no later frame has the place of an earlier one
 
@@ -224,8 +231,7 @@ class Recorder(TorchDispatchMode):
             answer = self._known.answer(args[0])
             if answer is not None:
                 return answer
-        self.saw_autocast = self.saw_autocast or torch.is_autocast_enabled(_device_type(args))
-        if self._casts and self._runs:
+        if self._runs and self._casts():
             refuse_casts_inside(func)
         if self._runs:
             refuse_other_formulas(func, args)
@@ -278,10 +284,6 @@ def short_line(filename: str, line: int) -> str:
     """A line of code without the folders that differ from machine to machine."""
     folder, name = os.path.split(filename)
     return f"{os.path.basename(folder)}/{name}:{line}" if folder else f"{name}:{line}"
-
-
-def _device_type(args: Any) -> str:
-    return next((leaf.device.type for leaf in args if isinstance(leaf, torch.Tensor)), "cpu")
 
 
 def _overwrites_first(operator: Any) -> bool:

@@ -33,14 +33,25 @@ _REASONS: dict[Any, str] = {
     torch.Tensor.retain_grad: "calls retain_grad on a tensor",
     torch.Tensor.register_post_accumulate_grad_hook: "registers a hook on a parameter",
 }
+_VERSION: Any = torch.Tensor._version
+_IS_LEAF: Any = torch.Tensor.is_leaf
+_GRAD_FN: Any = torch.Tensor.grad_fn
+_OF_ARGUMENTS: dict[Any, str] = {
+    torch.Tensor.storage_offset: "storage_offset()",
+    torch.Tensor.data_ptr: "data_ptr()",
+    _VERSION.__get__: "_version",
+    _IS_LEAF.__get__: "is_leaf",
+    _GRAD_FN.__get__: "grad_fn",
+}
 _HAND_ON = {torch.overrides.__file__, torch._tensor.__file__}
 
 
 class Refusals(TorchFunctionMode):
     """Refuses functions of torch that the user's code calls in a forward; notes hooks that it puts on values."""
 
-    def __init__(self) -> None:
+    def __init__(self, given: Sequence[torch.Tensor] = ()) -> None:
         super().__init__()
+        self._given = {id(each) for each in given}  # arguments, which are in a trace others than the user's
         self.hooks: list[Any] = []  # on values
         self.asks_for_none = False  # a function wants None where no gradient arrives
 
@@ -57,6 +68,11 @@ class Refusals(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _REASONS and not is_foreign(_caller().f_code.co_filename):
             refuse(_REASONS[func])
+        if func in _OF_ARGUMENTS and id(args[0]) in self._given and not is_foreign(_caller().f_code.co_filename):
+            raise ValueError(
+                f"the forward asks for {_OF_ARGUMENTS[func]} of an argument or a weight; calls are not "
+                "told apart by that"
+            )
         if func is torch.Tensor.register_hook:
             self.hooks += [*args[1:], *(kwargs or {}).values()]
         return func(*args, **(kwargs or {}))
@@ -84,15 +100,20 @@ def check_no_attributes(outputs: Sequence[torch.Tensor]) -> None:
 
 
 @contextlib.contextmanager
-def refusing(*, again: bool) -> Iterator[Refusals]:
-    """Refuse all that while a forward is traced by this thread, `again` if that is not its first trace."""
-    refusals = Refusals()
+def refusing(*, again: bool, given: Sequence[torch.Tensor] = (), anomaly: bool = False) -> Iterator[Refusals]:
+    """Refuse all that while a forward is traced by this thread.
+
+    `again`: this is not its first trace. `given` are the tensors it is called with. `anomaly`: whether the user, and
+    not the trace, looks for anomalies.
+    """
+    refusals = Refusals(given)
     with contextlib.ExitStack() as stack:
         for home, name, deed, by_libraries in (*_FUNCTIONS, *_OF_FILES):
             refused = _refused(getattr(home, name), deed, by_libraries=by_libraries)
             stack.enter_context(_replaced(home, name, refused))
         if again:  # libraries say some things once
             stack.enter_context(_replaced(logging.Logger, "handle", _refused_to_log(logging.Logger.handle)))
+        stack.enter_context(_replaced(torch, "is_anomaly_enabled", lambda: anomaly))
         stack.enter_context(_replaced(FunctionCtx, "set_materialize_grads", refusals.noting_none()))
         stack.enter_context(refusals)
         yield refusals

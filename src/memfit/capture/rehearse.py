@@ -14,13 +14,15 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from memfit.accelerator import accelerators_of, generator_states, generators_kept
 from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.hooks import run_without_hooks
-from memfit.capture.outputs import differentiated, take_apart
+from memfit.capture.outputs import differentiated, take_apart, without_gradient
 from memfit.capture.sample import Sample
 from memfit.capture.state import Keep, State, copied
+from memfit.errors import CaptureError
 
 _T = TypeVar("_T")
 
@@ -74,7 +76,8 @@ def step(
     """
     drop_gradients(model, sample)
     torch.manual_seed(seed)
-    output = model(*sample.args, **sample.kwargs)
+    args, kwargs = pytree.tree_map(lambda each: each, (sample.args, dict(sample.kwargs)))  # lists may be written
+    output = model(*args, **kwargs)
     return differentiate([output], seed=seed, backward_from=backward_from, before_backward=before_backward)
 
 
@@ -89,12 +92,21 @@ def differentiate(
     tensors, _ = take_apart(outputs.pop())
     starts = [tensors[index] for index in differentiated(tensors, backward_from)]
     del tensors
+    _check_starts(starts)
     loss = starts[0] if len(starts) == 1 and starts[0].dim() == 0 else _Loss.apply(seed, *starts)
     if before_backward is not None:
         before_backward()
     with autocast(autocast_state(), enabled=False):
         loss.backward()
     return [start.detach() for start in starts]
+
+
+def _check_starts(starts: list[torch.Tensor]) -> None:
+    """Refuse outputs that no backward pass can start from."""
+    if not starts:
+        raise without_gradient("the model")
+    if sparse := [str(each.layout) for each in starts if each.layout is not torch.strided]:
+        raise CaptureError(f"an output is sparse ({sparse[0]}), of which nothing is planned; return output.to_dense()")
 
 
 def with_results(

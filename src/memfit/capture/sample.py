@@ -68,8 +68,18 @@ def check_sample(model: nn.Module, sample: Sample) -> None:
             f"{type(model).__name__} has no parameter that requires a gradient, so there is no "
             "training step to look at; call requires_grad_(True) on what should be trained"
         )
+    iterator = next((each for each in pytree.tree_leaves((sample.args, sample.kwargs)) if _is_iterator(each)), None)
+    if iterator is not None:
+        raise InvalidSample(
+            f"the sample holds an iterator ({type(iterator).__name__}), which is used up by one call; give a list or a "
+            "tuple of what it yields"
+        )
     _check_signature(model, sample)
     _check_devices(model, sample)
+
+
+def _is_iterator(value: Any) -> bool:
+    return hasattr(type(value), "__next__")
 
 
 def check_initialized(model: nn.Module) -> None:

@@ -34,7 +34,7 @@ from memfit import _torch
 from memfit._memory_events import set_change
 from memfit.accelerator import kinds
 from memfit.capture.sample import Sample
-from memfit.errors import ExecutionError, first_line
+from memfit.errors import CaptureError, ExecutionError, first_line
 from memfit.tensors import storage_key
 from memfit.units import format_bytes
 
@@ -168,13 +168,13 @@ def chunks_of(tensor: "torch.Tensor | StoredTensor") -> Iterator[torch.Tensor]:
     if isinstance(tensor, StoredTensor):
         yield from tensor.chunks()
     elif tensor.nbytes <= _CHUNK_BYTES or tensor.dim() == 0:
-        yield tensor.reshape(-1).cpu()
+        yield tensor.reshape(-1).contiguous().cpu()
     elif tensor[0].nbytes > _CHUNK_BYTES:
         for row in tensor:
             yield from chunks_of(row)
     else:
         for rows in tensor.split(_CHUNK_BYTES // max(1, tensor[0].nbytes)):
-            yield rows.reshape(-1).cpu()
+            yield rows.reshape(-1).contiguous().cpu()
 
 
 def _chunk_sizes(shape: torch.Size, item_bytes: int) -> Iterator[int]:
@@ -190,6 +190,9 @@ def _chunk_sizes(shape: torch.Size, item_bytes: int) -> Iterator[int]:
         rows = _CHUNK_BYTES // (row_count * item_bytes)
         for start in range(0, shape[0], rows):
             yield min(rows, shape[0] - start) * row_count
+
+
+_BESIDE_TRANSFORMS = "yet support saved tensor hooks"  # how torch.func says that it cannot run under them
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -324,6 +327,13 @@ class SavedTensors:
         try:
             with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
                 yield
+        except RuntimeError as error:
+            if _BESIDE_TRANSFORMS not in str(error):
+                raise
+            raise CaptureError(
+                "a transform of torch.func runs in its step (grad, vjp, jacrev, hessian), beside which no saved tensor "
+                "can be kept in a file; so the step is not measured"
+            ) from error
         finally:
             _ACTIVE.remove(self)
 

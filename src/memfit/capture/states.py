@@ -4,11 +4,10 @@ import torch
 from torch import nn
 
 
-def tied_name(model: nn.Module) -> str:
-    """Return the name of a parameter that is trained and has another name, too."""
-    names = {name for name, _ in model.named_parameters()}
-    others = model.named_parameters(remove_duplicate=False)
-    return next((name for name, each in others if name not in names and each.requires_grad), "")
+def first_names(model: nn.Module) -> dict[str, str]:
+    """Return for every name of a parameter the first that the same parameter has."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(each), name) for name, each in model.named_parameters(remove_duplicate=False)}
 
 
 def state_names(model: nn.Module) -> list[str]:

@@ -1,7 +1,7 @@
 """Find weights that an embedding shares with another layer, and add the embedding's gradient into the other's.
 
-The captured backward hands out one gradient for each of the two, and autograd adds them. Here the graph adds them
-itself, without making the embedding's gradient in full, and hands out one.
+The captured backward hands out one gradient for each of two, and autograd adds them; of more, and of a parameter that
+is used several times by one name, the graph has the sums. Here it makes them without the embedding's gradient in full.
 """
 
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ import torch
 from torch import fx
 
 from memfit.capture.nodes import write_call
+from memfit.capture.tied_gradients import gradients_by_weight
 from memfit.capture.trace import Joint
 from memfit.ops.tied_embedding import add_embedding_gradient
-from memfit.tensors import storage_key
 
 aten = torch.ops.aten
 
@@ -34,14 +34,39 @@ def tie(joint: Joint) -> bool:
         results[place], results[other] = None, total
         output.args = (results,)
         graph.erase_node(embedding)
-    return bool(pairs)
+    sums = [node for node in graph.nodes if _is_sum_with_embedding(node)]
+    for node in sums:
+        _write_as_rows(graph, node)
+    return bool(pairs or sums)
+
+
+def _is_sum_with_embedding(node: fx.Node) -> bool:
+    """Whether a node adds an embedding's gradient, which nobody else reads, to another one."""
+    if node.target is not aten.add.Tensor or len(node.args) != 2 or node.kwargs:
+        return False
+    total, embedding = node.args
+    if not isinstance(total, fx.Node) or not isinstance(embedding, fx.Node) or not _is_of_embedding(embedding):
+        return False
+    value, own = total.meta["val"], embedding.meta["val"]
+    return total is not embedding and len(embedding.users) == 1 and (value.shape, value.dtype) == (own.shape, own.dtype)
+
+
+def _write_as_rows(graph: fx.Graph, node: fx.Node) -> None:
+    total, embedding = node.args
+    assert isinstance(embedding, fx.Node)
+    gradient, words, _, padding_word, _ = embedding.args
+    with graph.inserting_before(node):
+        rows = write_call(graph, node, add_embedding_gradient, (total, gradient, words, padding_word))
+    node.replace_all_uses_with(rows)
+    graph.erase_node(node)
+    graph.erase_node(embedding)
 
 
 def _pairs(graph: fx.Graph, output: fx.Node) -> Iterator[tuple[int, int]]:
     """Places among the results: of an embedding's gradient, and of the other gradient of the same weight."""
     places = {node: place for place, node in enumerate(graph.nodes)}
     results: Any = output.args[0]
-    for gradients in _gradients_by_weight(graph, output).values():
+    for gradients in gradients_by_weight(graph).values():
         embeddings = [place for place in gradients if _is_of_embedding(results[place])]
         if len(gradients) != 2 or len(embeddings) != 1:
             continue
@@ -51,22 +76,6 @@ def _pairs(graph: fx.Graph, output: fx.Node) -> Iterator[tuple[int, int]]:
         alone = len(results[place].users) == 1 and results.count(results[other]) == 1
         if fits and alone and places[results[other]] < places[results[place]]:
             yield place, other
-
-
-def _gradients_by_weight(graph: fx.Graph, output: fx.Node) -> dict[int, list[int]]:
-    """By the memory of a parameter: the places of its gradients among the results."""
-    parameters = {
-        node.meta["desc"]: storage_key(node.meta["val"])
-        for node in graph.nodes
-        if node.op == "placeholder" and type(node.meta["desc"]).__name__ == "ParamAOTInput"
-    }
-    found: dict[int, list[int]] = {}
-    results: Any = output.args[0]
-    for place, (result, description) in enumerate(zip(results, output.meta["desc"], strict=True)):
-        weight = parameters.get(getattr(description, "grad_of", None))
-        if isinstance(result, fx.Node) and weight is not None:
-            found.setdefault(weight, []).append(place)
-    return found
 
 
 def _is_of_embedding(node: fx.Node) -> bool:

@@ -2,12 +2,13 @@
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import operator
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +18,9 @@ from torch.utils import _pytree as pytree
 from memfit import _torch
 from memfit._memory_events import MemoryRecorder
 from memfit.alone import alone, others_run
-from memfit.capture.autocast import autocast, autocast_state
-from memfit.capture.borders import places_of_inner, used_again
+from memfit.capture.arguments import GivenContainers, as_given
+from memfit.capture.autocast import autocast, autocast_state, casts_noted
+from memfit.capture.borders import places_of_inner, uses_of
 from memfit.capture.diagnose import explain
 from memfit.capture.effects import Effect
 from memfit.capture.gradient_layouts import Starts, starting_in, take_out_copies
@@ -27,7 +29,7 @@ from memfit.capture.hooks import hooks_left_out
 from memfit.capture.late_reads import LateReads
 from memfit.capture.layout import ChannelsLast, lies_channels_last
 from memfit.capture.numbers import Numbers
-from memfit.capture.outputs import OutputTemplate, differentiated, take_apart
+from memfit.capture.outputs import OutputTemplate, differentiated, take_apart, without_gradient
 from memfit.capture.reads import Reads
 from memfit.capture.real_layouts import real_layouts
 from memfit.capture.record import ANNOTATION, ModuleStack, Recorder
@@ -35,9 +37,10 @@ from memfit.capture.refusals import Refusals, check_no_attributes, refusing
 from memfit.capture.sample import Sample, check_sample
 from memfit.capture.snapshot import Snapshot
 from memfit.capture.state import draws_put_back
-from memfit.capture.states import buffers_by_place, keep_buffers, state_names, states_of_calls, tied_name
+from memfit.capture.states import buffers_by_place, first_names, keep_buffers, state_names, states_of_calls
+from memfit.capture.tied_gradients import add_up_as_eager
 from memfit.collecting import collected_later
-from memfit.errors import CaptureError, InvalidInput, InvalidModel, MemfitError, first_line
+from memfit.errors import CaptureError, InvalidInput, MemfitError, first_line
 from memfit.ops.number import NotFollowed
 from memfit.tensors import tensors_in
 
@@ -60,10 +63,11 @@ class Joint:
     numbers: Numbers = dataclasses.field(default_factory=Numbers)  # that calls take anew
     starts: Starts = ()  # layouts of the gradients of outputs, where they are not those of the outputs
     state_names: tuple[str, ...] = ()  # of parameters, then of buffers, as calls are given them
-    used_again: str = ""  # a parameter that is used several times, if there is one
+    uses: tuple[tuple[int, ...], ...] = ()  # by place of what calls are given: when it was used, in ascending numbers
     inner: tuple[int, ...] = ()  # outputs that others are computed from
     late: LateReads = dataclasses.field(default_factory=LateReads)  # what runs in the backward pass reads
     arrivals: tuple[int, ...] = ()  # states and arguments, by place, in the order in which they get their gradients
+    name: str = "the model"  # of its class
     seconds: float = 0.0  # that tracing took
 
     @property
@@ -128,12 +132,13 @@ def traced(
         stack.enter_context(draws_put_back(model, sample))
         snapshot = Snapshot(model)
         stack.callback(snapshot.restore)
-        subject = _Subject(model, snapshot, backward_from, with_hooks, outputs, channels_last, starts, runs)
+        subject = _Subject(model, sample, snapshot, backward_from, with_hooks, outputs, channels_last, starts, runs)
         stack.callback(subject.reads.restore)
         stack.callback(subject.numbers.restore)
         joint = _export(stack, subject, _as_fake_as(model, sample))
         subject.reads.restore()
         snapshot.restore()  # torch puts back what it traced with by name, which forgets parts that have two
+        stack.callback(_torch.forget_real_tensors, joint.export)
         yield dataclasses.replace(joint, seconds=time.monotonic() - start)
 
 
@@ -160,7 +165,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
             # Autograd's own account of a failure; ours follows.
             warnings.filterwarnings("ignore", message="Error detected in")
             # See Note [Backward outside autocast] in `autocast.py`.
-            with autocast(subject.autocast, enabled=False), real_layouts():
+            with autocast(subject.autocast, enabled=False), real_layouts(), _torch.scripts_inlined():
                 with subject.numbers.giving():
                     export = _torch.export_joint(attempt, subject, sample.args, dict(sample.kwargs))
                 subject.numbers.restore()
@@ -179,6 +184,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
     assert subject.template is not None
     _check_dense(type(subject.model).__name__, export.graph_module.graph)
     _restore_shared_results(export.graph_module.graph)
+    add_up_as_eager(export.graph_module.graph)
     if subject.copied:
         take_out_copies(export.graph_module.graph, subject.copied)
     return Joint(
@@ -187,7 +193,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         template=subject.template,
         differentiated=subject.differentiated,
         undifferentiated=subject.undifferentiated,
-        cast_anew=_cast_anew(export.graph_module) if subject.caches_casts else (),
+        cast_anew=_cast_anew(export.graph_module, subject.first_names) if subject.casts_once else (),
         avoided_values=last_try,
         guards=guards,
         effects=subject.effects,
@@ -195,9 +201,10 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         starts=subject.starts,
         late=subject.late,
         inner=subject.inner,
-        used_again=subject.used_again,
+        uses=subject.uses,
         arrivals=tuple(subject.arrivals),
         state_names=tuple(state_names(subject.model)),
+        name=type(subject.model).__name__,
     )
 
 
@@ -207,6 +214,7 @@ class _Subject(nn.Module):
     def __init__(
         self,
         model: nn.Module,
+        sample: Sample,
         snapshot: "Snapshot",
         backward_from: str,
         with_hooks: bool,
@@ -217,6 +225,7 @@ class _Subject(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
+        self._sample = sample
         self._snapshot = snapshot
         self._with_hooks = with_hooks
         self.module_stack = ModuleStack(model)
@@ -226,7 +235,9 @@ class _Subject(nn.Module):
         self.starts = starts
         self.copied: tuple[int, ...] = ()  # outputs that are traced through a copy
         self._runs = runs
-        self.caches_casts = torch.is_autocast_cache_enabled()  # asked here: a trace switches it off
+        self._keeps_casts = torch.is_autocast_cache_enabled()  # asked here: a trace switches it off
+        self._finds_anomalies = torch.is_anomaly_enabled()  # and this one on
+        self.casts_once = False  # see Note [Casts once] in `autocast.py`
         self.autocast = autocast_state()
         self.template: OutputTemplate | None = None
         self.differentiated: tuple[int, ...] = ()
@@ -239,18 +250,28 @@ class _Subject(nn.Module):
         self.arrivals: list[int] = []
         self.late = LateReads()
         self.inner: tuple[int, ...] = ()
-        self.used_again = ""
-        self._tied = tied_name(model)
+        self.uses: tuple[tuple[int, ...], ...] = ()
+        self.first_names = first_names(model)
         self._traces = 0
         self.training = model.training
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        args, kwargs = as_given(self._sample, args, kwargs)
         self.numbers.restore()
         self._snapshot.restore_attributes()  # the forward is traced more than once
         self.reads.restore()
         self._note_arrivals([*states_of_calls(self.model), *pytree.tree_leaves((args, kwargs))])
-        recorder = Recorder(self.module_stack, self.reads.ran, casts=bool(self.autocast), runs=self._runs)
-        refusals = refusing(again=self._traces > 0) if self._runs else contextlib.nullcontext(Refusals())
+        noted: list[bool] = []  # autocast blocks of the model's own
+        casts = functools.partial(any, (self.autocast, noted))
+        recorder = Recorder(self.module_stack, self.reads.ran, casts=casts, runs=self._runs)
+        tensors_given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        for each in self.model.parameters():
+            each._is_param = True  # type: ignore[attr-defined]  # what `isinstance(each, nn.Parameter)` looks at
+            tensors_given.append(each)
+        refusals: contextlib.AbstractContextManager[Refusals] = contextlib.nullcontext(Refusals())
+        if self._runs:
+            refusals = refusing(again=self._traces > 0, given=tensors_given, anomaly=self._finds_anomalies)
+        containers = GivenContainers(args, kwargs)
         self._traces += 1
         with (
             self.module_stack.following(),
@@ -262,17 +283,18 @@ class _Subject(nn.Module):
             buffers = buffers_by_place(self.model)
             in_layout = ChannelsLast() if self._channels_last else contextlib.nullcontext()
             self.numbers.begin()
-            with autocast(self.autocast), in_layout:
+            with autocast(self.autocast), casts_noted(noted), in_layout:
                 output = (self.model if self._with_hooks else self.model.forward)(*args, **kwargs)
             self.late = LateReads.of(tensors_in(output), refused)
             self.numbers.restore()
             keep_buffers(self.model, buffers)
+        self.casts_once = any(noted) or (bool(self.autocast) and self._keeps_casts)
         given = [*states_of_calls(self.model), *pytree.tree_leaves((args, kwargs))]
         if self._runs:
             check_no_attributes(tensors_in(output))
-        effects, left = self._left_behind(recorder, given) if self._runs else ([], [])
+            containers.check_unchanged()
+        effects, left = self._left_behind(recorder, given, output) if self._runs else ([], [])
         self._contents = self._read_contents()
-        self.caches_casts = self.caches_casts and recorder.saw_autocast
         tensors, self.template = take_apart(output, given)
         if not any(each.requires_grad for each in tensors):  # but a parameter, which is returned
             tensors, self.template = take_apart(output)
@@ -280,10 +302,7 @@ class _Subject(nn.Module):
             tensors = [each.contiguous() if lies_channels_last(each) else each for each in tensors]
         self.differentiated = differentiated(tensors, self._backward_from)
         if not self.differentiated:
-            raise InvalidModel(
-                f"no output of {type(self.model).__name__} requires a gradient, so there is nothing to "
-                "differentiate; check for detach(), no_grad() or frozen parameters on the way to the output"
-            )
+            raise without_gradient(type(self.model).__name__)
         if self._outputs == "loss":
             self.template = self.template.only(self.differentiated)
             tensors = [tensors[index] for index in self.differentiated]
@@ -293,7 +312,7 @@ class _Subject(nn.Module):
         self.differentiated += tuple(place for place, each in zip(places, left, strict=True) if each.requires_grad)
         tensors += left
         self.inner = tuple(places_of_inner(tensors))
-        self.used_again = self._tied or next(used_again(tensors, dict(self.model.named_parameters())), "")
+        self.uses = tuple(uses_of(tensors, given))
         self.numbers.follow()  # functions of the backward pass may read them, too
         self.undifferentiated = tuple(
             index for index, tensor in enumerate(tensors) if tensor.requires_grad and index not in self.differentiated
@@ -328,7 +347,9 @@ class _Subject(nn.Module):
     def _read_contents(self) -> list[tuple[str, tuple[Any, ...]]]:
         return [*self._snapshot.contents(), *self.reads.contents()] if self._runs else []
 
-    def _left_behind(self, recorder: Recorder, given: list[Any]) -> tuple[list[Effect], list[torch.Tensor]]:
+    def _left_behind(
+        self, recorder: Recorder, given: list[Any], output: Any
+    ) -> tuple[list[Effect], list[torch.Tensor]]:
         """Return the things the forward has left on the model; ValueError if a call cannot do that again."""
         is_alone = not others_run()  # else it may have been another thread that drew
         if (drawn := self._snapshot.drawn()) and (is_alone or self.reads.may_draw()):
@@ -341,7 +362,7 @@ class _Subject(nn.Module):
             was_seeded = not torch.equal(now, self._generator) and (is_alone or _is_seeded(now, self._generator))
         if was_seeded:
             raise ValueError("the forward seeds torch's generator, which a captured call would not do again")
-        return self.reads.effects(recorder.is_known, given)
+        return self.reads.effects(recorder.is_known, given, output)
 
 
 def _is_seeded(state: torch.Tensor, before: torch.Tensor) -> bool:
@@ -389,19 +410,19 @@ def _restore_shared_results(graph: fx.Graph) -> None:
 _SHARED_RESULTS = {torch.ops.aten.mkldnn_rnn_layer_backward.default: (3, 4)}
 
 
-def _cast_anew(graph_module: fx.GraphModule) -> tuple[str, ...]:
-    """Parameters that are cast to one dtype more than once.
+def _cast_anew(graph_module: fx.GraphModule, first: Mapping[str, str]) -> tuple[str, ...]:
+    """Parameters that are cast to one dtype more than once, under whatever names: `first` has the one to say.
 
     Outside a trace autocast keeps the first cast and adds up gradients in the lower precision;
     in a trace every use casts and gradients are added up in full precision.
     """
     casts = Counter(
-        (node.args[0].meta["desc"].target, node.kwargs.get("dtype"))
+        (first[node.args[0].meta["desc"].target.removeprefix(ROOT + ".")], node.kwargs.get("dtype"))
         for node in graph_module.graph.nodes
         if node.target is torch.ops.aten._to_copy.default
         and type(node.args[0].meta.get("desc")).__name__ == "ParamAOTInput"
     )
-    return tuple(path.removeprefix(ROOT + ".") for (path, _), count in casts.items() if count > 1)
+    return tuple(path for (path, _), count in casts.items() if count > 1)
 
 
 def _as_fake_as(model: nn.Module, sample: Sample) -> Sample:

@@ -31,7 +31,7 @@ from torch.optim import Optimizer
 
 from memfit.accelerator import device_of_backend
 from memfit.errors import InvalidFile, InvalidInput, RankError, first_line
-from memfit.files import atomic_file
+from memfit.files import atomic_file, parse_json
 from memfit.step.step import Step
 from memfit.step.tensor_file import TensorFile, write_tensors
 from memfit.step.tree import put_together, take_apart
@@ -231,7 +231,7 @@ def _rank_file(place: Path, rank: int) -> Path:
 
 def _read_index(folder: Path) -> dict[str, Any]:
     try:
-        index: dict[str, Any] = json.loads((folder / _INDEX).read_text(encoding="utf-8"))
+        index: dict[str, Any] = parse_json((folder / _INDEX).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidFile(
             f"{folder} is not a checkpoint ({first_line(error)}); give a folder that save_sharded wrote"

@@ -23,6 +23,7 @@ import functools
 import logging
 import sys
 import time
+import types
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -33,11 +34,16 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit.alone import alone
+from memfit.capture.blame import BUGS, failed_running, is_of_the_model
 from memfit.capture.guards import Place
 from memfit.capture.numbers import following
-from memfit.errors import ExecutionError, InfeasibleBudget, InvalidInput, MemfitError
+from memfit.capture.rehearse import nothing_remains
+from memfit.capture.sample import cut_off
+from memfit.errors import CaptureError, ExecutionError, InfeasibleBudget, InvalidInput, MemfitError
 from memfit.execute.call import Call
 from memfit.execute.differences import difference
+from memfit.execute.gate import Gate
 from memfit.execute.kinds import LastCall, attributes_on, kind_of_call, parts_of, requires_grad
 
 log = logging.getLogger(__name__)
@@ -178,7 +184,14 @@ class PlannedForward:
         return forward
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        caller = sys._getframe(1)
+        try:
+            return self._called(sys._getframe(1), args, kwargs)
+        except BUGS as error:
+            if is_of_the_model(error):
+                raise
+            raise failed_running(error) from error
+
+    def _called(self, caller: types.FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if caller.f_code is _CALL_OF_MODULE and caller.f_locals["self"] is not self._model:
             return self._of_a_copy(caller.f_locals["self"], args, kwargs)
         leaves, spec = pytree.tree_flatten((args, kwargs))
@@ -195,18 +208,33 @@ class PlannedForward:
         of_kind = self.calls.get(kind, [])
         call = next((each for each in of_kind if each.guards.hold()), None)
         if call is None:
-            why = self._why(kind, modules, leaves)
-            followed = self._following(args, kwargs, of_kind)
-            call = followed or self._captured(args, kwargs, why)
-            self.calls[kind] = [*of_kind[-_MOST_OF_A_KIND:], call]
-            if followed is None:
-                self._advise(why)
+            try:
+                call = self._new(kind, modules, leaves, args, kwargs)
+            except CaptureError:
+                if not self._fails_by_itself(args, kwargs):
+                    raise
+                return self.original(*args, **kwargs)  # raises what the loop may be waiting for
         # Calls of several kinds in turns are not worth being remembered one by one.
         self._last = LastCall.of(call, modules, states, leaves, spec) if call is self._before else None
         self._before = call
         self.runs += 1
         call.look_again()
         return call(states, args, kwargs)
+
+    def _new(self, kind: Any, modules: list[nn.Module], leaves: list[Any], args: Any, kwargs: Any) -> Call:
+        """Capture a call; or take the one that another thread has captured meanwhile."""
+        with alone():
+            of_kind = self.calls.get(kind, [])
+            call = next((each for each in of_kind if each.guards.hold()), None)
+            if call is not None:
+                return call
+            why = self._why(kind, modules, leaves)
+            followed = self._following(args, kwargs, of_kind)
+            call = followed or self._captured(args, kwargs, why)
+            self.calls[kind] = [*of_kind[-_MOST_OF_A_KIND:], call]
+            if followed is None:
+                self._advise(why)
+            return call
 
     def _of_a_copy(self, model: nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the own forward of a shallow copy, which has got this object with all other attributes."""
@@ -219,6 +247,8 @@ class PlannedForward:
             why = "saved_tensors_hooks are active (of torch.utils.checkpoint, save_on_cpu or your own)"
         elif modes := _torch.function_modes():
             why = f"{type(modes[-1]).__name__} sees the functions of torch that are called"
+        elif modes := _torch.dispatch_modes():
+            why = f"{type(modes[-1]).__name__} sees the operators that run"
         elif names := attributes_on(leaves):
             why = f"a tensor that it is given has attributes of its own ({', '.join(names)})"
         else:
@@ -229,7 +259,7 @@ class PlannedForward:
     def _say_once(self, text: str) -> None:
         if text not in self._said:
             self._said.add(text)
-            warnings.warn(text, stacklevel=4)
+            warnings.warn(text, stacklevel=5)
 
     def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Capture this kind of call, so that the next one of it runs at once."""
@@ -273,7 +303,7 @@ class PlannedForward:
         log.info("capturing a new kind of call to %s%s", type(self._model).__name__, f": {why}" if why else "")
         start = time.monotonic()
         try:
-            with removed(self._model), self._without_wrappers():
+            with alone(), removed(self._model), self._without_wrappers():
                 call = self.compile_call(self._model, args, kwargs)
         except InfeasibleBudget as error:
             if not why:
@@ -281,6 +311,22 @@ class PlannedForward:
             raise error.after(f"This call of {type(self._model).__name__} is of a new kind ({why})") from error
         self.capture_s += time.monotonic() - start
         return call
+
+    def _fails_by_itself(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether the original forward raises an error of its own; nothing of that run remains."""
+        try:
+            with (
+                removed(self._model),
+                self._without_wrappers(),
+                torch.no_grad(),
+                nothing_remains(self._model, cut_off(args, kwargs)),
+            ):
+                self.original(*args, **kwargs)
+        except MemfitError as error:  # of a model with hooks, which are left out
+            return error.__cause__ is not None and not isinstance(error.__cause__, MemfitError)
+        except Exception:
+            return True
+        return False
 
     def _advise(self, why: str) -> None:
         """Say once what to do about calls that are captured again and again."""
@@ -296,7 +342,7 @@ class PlannedForward:
         warnings.warn(
             f"{type(self._model).__name__} was captured {count} times more because {subject} changes from call to call "
             f"({self.capture_s:.1f} s so far): {advice}",
-            stacklevel=3,
+            stacklevel=4,
         )
 
     def _why(self, kind: Any, modules: list[nn.Module], leaves: list[Any]) -> str:
@@ -313,16 +359,16 @@ class PlannedForward:
 
     @contextlib.contextmanager
     def _without_wrappers(self) -> Iterator[None]:
-        """The original forward alone: what others put around ours is running already."""
+        """The original forward alone: what others put around ours is running already; other threads wait."""
         outermost = self._model.__dict__.pop("forward", None)
-        if self._instance_forward is not None:
-            self._model.__dict__["forward"] = self._instance_forward
+        gate = self._model.__dict__["forward"] = Gate(self.original, self)
         try:
             yield
         finally:
             self._model.__dict__.pop("forward", None)
             if outermost is not None:
                 self._model.__dict__["forward"] = outermost
+            gate.open()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PlannedForward":
         model = memo.get(id(self._model))

@@ -8,23 +8,27 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
+from memfit.capture.blame import BUGS, failed_running, is_of_the_model
 from memfit.capture.guards import Guards
 from memfit.capture.numbers import Numbers
 from memfit.capture.trace import Joint
 from memfit.collecting import collected_later
 from memfit.errors import ExecutionError
+from memfit.execute.around_backward import AroundBackward
 from memfit.execute.arrivals import Arrivals
+from memfit.execute.arriving_layouts import ArrivingLayouts
 from memfit.execute.codegen import OVERWRITES, generate
 from memfit.execute.gradient_order import GradientOrder
-from memfit.execute.inner_outputs import refuse_hooks
+from memfit.execute.inner_outputs import refuse_gradients
 from memfit.execute.kept_gradients import KeptGradients
 from memfit.execute.partition import planned_partition, unplanned_program
-from memfit.execute.several_calls import SeveralCalls
 from memfit.execute.turns import without_double_turns
 from memfit.execute.unchanged import read_again
+from memfit.execute.uses import SeveralUses
 from memfit.ir import Graph, Program
 from memfit.ops.inplace import in_place_form
 from memfit.ops.stretch import Stretch, compile_all
+from memfit.tensors import tensors_in
 
 Boxed = Callable[[list[Any]], list[Any]]  # empties the list it is given
 Around = Callable[[Boxed], Boxed]
@@ -55,11 +59,13 @@ class CompiledCall:
         self._guarded = joint.undifferentiated
         self._effects = joint.effects
         self._inner = joint.inner
-        self._several = SeveralCalls(joint.used_again) if joint.used_again else None
+        self._several = SeveralUses(joint) if any(joint.uses) else None
         self.guards = joint.guards
         self.changes_only_buffers = not joint.changes_arguments and not joint.changes_parameters
         places = _torch.result_places(joint.export)
-        self._arrivals = Arrivals(joint, places.start) if len(joint.differentiated) > 1 else None
+        self._arrivals = Arrivals.of(joint, places.start)
+        self._layouts = ArrivingLayouts(joint, places.start)
+        self._around = AroundBackward(joint.name)
         self._is_explained = False
         self._order = GradientOrder(joint)
         self._numbers = joint.numbers if joint.numbers.found else None
@@ -69,7 +75,36 @@ class CompiledCall:
         with collected_later():
             program = program or unplanned_program(graph)
             self._unchanged = read_again(joint, graph, program)
-            self._run = _compile(joint, graph, program, self._arrivals, around_backward)
+            self._run = self._compiled(joint, graph, program, around_backward)
+
+    def _compiled(self, joint: Joint, graph: Graph, program: Program, around_backward: Around | None) -> Flat:
+        def compile_forward(module: fx.GraphModule) -> Boxed:
+            compile_all(_stretches_run_by(module.graph))
+            without_double_turns(module.graph)
+            return _without_views(generate(module.graph), _torch.result_places(joint.export))
+
+        def compile_backward(module: fx.GraphModule) -> Boxed:
+            compile_all(_stretches_run_by(module.graph))
+            without_double_turns(module.graph)
+            made = self._generated_backward(module.graph)
+            if around_backward is None:
+                return made
+            function = around_backward(made)
+            function._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows
+            return function
+
+        return _torch.compile_joint(joint.export, planned_partition(graph, program), compile_forward, compile_backward)
+
+    def _generated_backward(self, graph: fx.Graph) -> Boxed:
+        """Make a function of a backward graph, or one that chooses between several."""
+
+        def summed(graph: fx.Graph) -> Boxed:
+            return generate(graph) if self._several is None else self._several.compiled(graph, generate)
+
+        def arriving(graph: fx.Graph) -> Boxed:
+            return summed(graph) if self._arrivals is None else self._arrivals.compiled(graph, summed)
+
+        return self._layouts.compiled(graph, arriving)
 
     def look_again(self) -> None:
         """Expect other parameters, with other hooks, at the next call."""
@@ -84,18 +119,22 @@ class CompiledCall:
         if self._numbers is not None:
             values = self._numbers.taken()
             self._numbers.put(values)
-        tensors = list(self._run(self._order.of(given)))
+        slots = {} if self._several is None or not torch.is_grad_enabled() else self._several.slots(given)
+        tensors = list(self._run(self._order.of(given, slots)))
         if self._numbers is not None and torch.is_grad_enabled():
             _numbers_of_backward(self._numbers, values, tensors[self._differentiated[0]], late=self._late_names)
         if not self._is_explained and torch.is_grad_enabled():
             _torch.explained_backward(tensors[self._differentiated[0]], _explained)
             self._is_explained = True
-        if self._several is not None and torch.is_grad_enabled():
-            self._several.watch(tensors[self._differentiated[0]])
+        if self._several is not None and slots:
+            self._several.watch(tensors[self._differentiated[0]], given, slots)
         if self._inner and torch.is_grad_enabled():
-            refuse_hooks(tensors, self._inner)
+            refuse_gradients(tensors, self._inner, [each for each in self._differentiated if each not in self._inner])
         if self._read_late is not None and torch.is_grad_enabled():
             _compare_before_backward(self._read_late, tensors[self._differentiated[0]])
+        if torch.is_grad_enabled():
+            self._layouts.watch(tensors[self._differentiated[0]])
+            self._around.watch(tensors[self._differentiated[0]])
         if self._arrivals is not None and torch.is_grad_enabled():
             self._arrivals.watch(tensors[self._differentiated[0]])
         if self._unchanged is not None and torch.is_grad_enabled():
@@ -104,9 +143,10 @@ class CompiledCall:
             start = tensors[self._differentiated[0]]
             for index in self._guarded:
                 tensors[index] = _NotDifferentiated.apply(tensors[index], start)
+        output = self._template.rebuild(tensors, given)
         for effect in self._effects:
-            effect.apply(tensors, given)
-        return self._template.rebuild(tensors, given)
+            effect.apply(tensors, given, output)
+        return output
 
 
 def _compare_before_backward(late: Guards, output: torch.Tensor) -> None:
@@ -139,18 +179,32 @@ def _explained(backward: Callable[..., Any]) -> Callable[..., Any]:
     """The same backward pass; what it cannot do is said in words of the user's."""
 
     def run(*arguments: Any) -> Any:
+        if _torch.is_batched(tensors_in(arguments[1:])):
+            raise ExecutionError(
+                "gradients are asked for in a batch (is_grads_batched=True, or vectorize=True), which a captured call "
+                "cannot do; ask for them one by one, or call memfit.remove(model)"
+            )
         try:
             gradients = backward(*arguments)
             for each in gradients:
                 if isinstance(each, torch.Tensor) and each.requires_grad:  # create_graph=True
                     _torch.explained_backward(each, _refused_again)
             return gradients
+        except BUGS as error:
+            if is_of_the_model(error):
+                raise
+            raise failed_running(error) from error
         except RuntimeError as error:
+            if _DETERMINISTIC in str(error):
+                raise ExecutionError(
+                    "deterministic algorithms were switched between forward and backward; a captured call has those of "
+                    "its forward pass: switch them before the forward pass"
+                ) from error
             if _WRITTEN not in str(error):
                 raise
             raise ExecutionError(
-                "a parameter, a buffer or the batch was written into between forward and backward; a captured call "
-                "reads it again in its backward pass: write into it after loss.backward(), or into a copy "
+                "a parameter, a buffer, the batch or an output was written into between forward and backward; a "
+                "captured call reads it again in its backward pass: write into it after loss.backward(), or a copy "
                 f"({str(error).partition(';')[0].partition(_WRITTEN)[2].strip(': ')})"
             ) from error
 
@@ -171,28 +225,8 @@ _READ_LATE = (
     "{} between forward and backward; a hook or a function of the backward pass reads it then, and a captured call has "
     "the one of the forward pass: change it before the forward pass"
 )
+_DETERMINISTIC = "use_deterministic_algorithms"
 _WRITTEN = "modified by an inplace operation"
-
-
-def _compile(
-    joint: Joint, graph: Graph, program: Program, arrivals: Arrivals | None, around_backward: Around | None
-) -> Flat:
-    def compile_forward(module: fx.GraphModule) -> Boxed:
-        compile_all(_stretches_run_by(module.graph))
-        without_double_turns(module.graph)
-        return _without_views(generate(module.graph), _torch.result_places(joint.export))
-
-    def compile_backward(module: fx.GraphModule) -> Boxed:
-        compile_all(_stretches_run_by(module.graph))
-        without_double_turns(module.graph)
-        made = generate(module.graph) if arrivals is None else arrivals.compiled(module.graph)
-        if around_backward is None:
-            return made
-        function = around_backward(made)
-        function._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows
-        return function
-
-    return _torch.compile_joint(joint.export, planned_partition(graph, program), compile_forward, compile_backward)
 
 
 def _stretches_run_by(graph: fx.Graph) -> list[Stretch]:

@@ -27,7 +27,7 @@ def difference(before: Any, now: Any, names: Sequence[str], modules: Sequence[nn
             if was != constant:
                 return f"an argument was {_constant(was)} and is {_constant(constant)}"
     if before[6] != now[6]:
-        return "autocast, deterministic algorithms or the kernels of attention are set otherwise"
+        return "autocast, the default dtype, deterministic algorithms or the kernels of attention are set otherwise"
     return "its arguments are passed in another way"
 
 

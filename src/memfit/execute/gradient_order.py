@@ -13,13 +13,14 @@ Note [When to look for hooks]
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from memfit import _torch
 from memfit.capture.trace import Joint
+from memfit.execute.fan import Slot, fan
 
 _hooks = operator.attrgetter("_backward_hooks")
 _later_hooks = operator.attrgetter("_post_accumulate_grad_hooks")
@@ -37,17 +38,24 @@ class GradientOrder:
         """Look for hooks at the next call, see Note [When to look for hooks]."""
         self._registered = None
 
-    def of(self, given: Sequence[Any]) -> list[Any]:
-        """Return what is given, or views of it."""
+    def of(self, given: Sequence[Any], slots: Mapping[int, Slot]) -> list[Any]:
+        """Return what is given, or views of it; `slots` are for what goes in through a `Fan`, by identity."""
         registered = _torch.hooks_registered()
         if registered != self._registered:
             tensors = [given[place] for place in self._places]
             self._is_seen = any(map(_hooks, tensors)) or any(map(_later_hooks, tensors))
             self._registered = registered
-        return self._views(given) if self._is_seen and torch.is_grad_enabled() else [*given]
+        if not torch.is_grad_enabled() or not (self._is_seen or slots):
+            return [*given]
+        return self._views(given, slots)
 
-    def _views(self, given: Sequence[Any]) -> list[Any]:
+    def _views(self, given: Sequence[Any], slots: Mapping[int, Slot]) -> list[Any]:
         # Of what is given twice, the last gradient counts.
         last = {id(given[place]): given[place] for place in dict.fromkeys(reversed(self._places))}
-        views = {key: each.view_as(each) for key, each in last.items()}
+        views: dict[int, torch.Tensor] = {}
+        for key, each in last.items():
+            if key in slots:
+                views[key] = fan(slots[key], each)
+            elif self._is_seen:
+                views[key] = each.view_as(each)
         return [views.get(id(each), each) for each in given]

@@ -23,6 +23,7 @@ from torch import fx, nn
 
 from memfit import _torch
 from memfit.capture.nodes import tensors_of
+from memfit.execute.fan import variable_behind
 from memfit.tensors import storage_key
 
 Take = Callable[[nn.Parameter, torch.Tensor], bool]  # whether it was taken
@@ -60,7 +61,7 @@ def hand_over(position: int, gradient: torch.Tensor, owned: bool, parts: int) ->
     taking = _TAKING.get(node)
     if taking is None:
         return gradient
-    parameter = getattr(node.next_functions[position][0], "variable", None)  # None: behind a view, for its hooks
+    parameter = variable_behind(node.next_functions[position][0])  # None: behind a view, for its hooks
     return gradient if parameter is None else taking(parameter, gradient, owned, parts)
 
 
@@ -161,7 +162,7 @@ def _sources(loss: torch.Tensor) -> dict[nn.Parameter, list[Any]]:
             continue
         seen.add(node)
         for following, _ in node.next_functions:
-            variable = getattr(following, "variable", None)
+            variable = variable_behind(following)
             if variable is not None:
                 sources[variable].append(node)
             else:

@@ -3,9 +3,9 @@
 Note [Kinds of calls]
     A captured call is right for every call that is like the one it was captured from: the same modules in the same
     modes, parameters and buffers of the same layout, arguments of the same layout and the same constants, the same
-    tensors given twice, autocast, deterministic algorithms and the kernels of attention set alike. What the model's
-    code has read beside these (`dropout.p`, a global) is compared too, see `capture/guards.py`; of one kind there may
-    be several captured calls that have read different values.
+    tensors given twice, autocast, the default dtype, deterministic algorithms and the kernels of attention set alike.
+    What the model's code has read beside these (`dropout.p`, a global) is compared too, see `capture/guards.py`; of one
+    kind there may be several captured calls that have read different values.
 
 Note [Like the last call]
     As a rule a call is of the kind of the one before. From the second of a kind in a row on, what was looked at is
@@ -177,4 +177,5 @@ def _settings() -> Any:
     devices = [device for device in kinds() if torch.is_autocast_enabled(device)]
     dtypes = tuple([(device, torch.get_autocast_dtype(device)) for device in devices])
     is_cached = bool(devices) and torch.is_autocast_cache_enabled()
-    return dtypes, is_cached, torch.are_deterministic_algorithms_enabled(), _torch.attention_settings()
+    default = torch.get_default_dtype()
+    return dtypes, is_cached, default, torch.are_deterministic_algorithms_enabled(), _torch.attention_settings()

@@ -75,6 +75,7 @@ class ProgramBuilder:
         self.graph = fx.Graph()
         self.saved: dict[fx.Node, None] = {}
         self._ir = graph
+        self._lasting = {*graph.resident, *graph.tangents, *graph.held, *graph.written_back}
         self._values = Values(joint, graph)
         self._phase = Phase.FORWARD
         self._given = {node: self.graph.node_copy(node) for node in joint.nodes if is_given(node)}
@@ -135,10 +136,9 @@ class ProgramBuilder:
         """End the life of what an operation writes over, see Note [Retained graphs]."""
         storage = operation.may_overwrite
         source: Any = node.args[0]
-        lasting = {*self._ir.resident, *self._ir.tangents, *self._ir.held, *self._ir.written_back}
         if (
             storage is None
-            or storage in lasting
+            or storage in self._lasting
             or self._values.storage(source) != storage
             or in_place_form(node.target) is None
         ):

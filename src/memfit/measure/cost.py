@@ -1,7 +1,6 @@
 """What one operator call costs, measured once per signature and remembered on disk."""
 
 import dataclasses
-import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,12 +8,11 @@ from typing import Any
 
 import torch
 
-from memfit.files import cache_folder, write_atomically
+from memfit.files import cache_folder, read_checked, write_checked
 
 log = logging.getLogger(__name__)
 
-_FORMAT = "memfit.costs"
-_VERSION = 4
+_LABEL = '{"format": "memfit.costs", "version": 5} '
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +41,7 @@ _READ: dict[Path, tuple[tuple[int, ...], _Costs]] = {}  # what was read last, an
 class CostCache:
     """Costs by signature in one file per device and torch version.
 
-    A file that cannot be read is not an error: it is measured again and replaced.
+    A file that is not what was written is not an error: it is measured again and replaced.
     """
 
     def __init__(self, device: str, folder: Path | None = None) -> None:
@@ -61,15 +59,15 @@ class CostCache:
         """Read the file, unless this process has read it as it is."""
         try:
             stamp = _stamp(self.path)
-            stamped = _READ.get(self.path)
-            if stamped is None or stamped[0] != stamp:
-                _READ[self.path] = stamped = stamp, _parsed(self.path.read_text(encoding="utf-8"))
-            return stamped[1]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}, {}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            log.warning("the cost cache %s is damaged (%s); measuring again", self.path.name, error)
+        except OSError as error:
+            log.warning("the cost cache %s cannot be read (%s); measuring again", self.path.name, error)
             return {}, {}
+        stamped = _READ.get(self.path)
+        if stamped is None or stamped[0] != stamp:
+            _READ[self.path] = stamped = stamp, _parsed(read_checked(self.path, label=_LABEL))
+        return stamped[1]
 
     def save(self, costs: Mapping[str, OperatorCost]) -> None:
         """Add to what is on disk. Of two processes that save at once, one may have to measure again."""
@@ -83,13 +81,11 @@ class CostCache:
 
     def _write(self, alone: Mapping[str, OperatorCost], steps: Mapping[str, StepCost]) -> None:
         content = {
-            "format": _FORMAT,
-            "version": _VERSION,
             "costs": {signature: _fields(alone[signature]) for signature in sorted(alone)},
             "steps": {signature: dataclasses.asdict(steps[signature]) for signature in sorted(steps)},
         }
         try:
-            write_atomically(self.path, json.dumps(content))
+            write_checked(self.path, content, label=_LABEL)
         except OSError as error:
             log.warning("the cost cache could not be written (%s)", error)
 
@@ -100,12 +96,11 @@ def _stamp(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _parsed(text: str) -> _Costs:
-    content = json.loads(text)
-    if (content["format"], content["version"]) != (_FORMAT, _VERSION):
-        raise ValueError("another format or version")
+def _parsed(content: Any) -> _Costs:
+    if content is None:
+        return {}, {}
     alone = {signature: _cost(fields) for signature, fields in content["costs"].items()}
-    return alone, {signature: _step_cost(fields) for signature, fields in content["steps"].items()}
+    return alone, {signature: StepCost(**fields) for signature, fields in content["steps"].items()}
 
 
 def _fields(cost: OperatorCost) -> dict[str, Any]:
@@ -117,24 +112,7 @@ def _fields(cost: OperatorCost) -> dict[str, Any]:
 
 
 def _cost(fields: dict[str, Any]) -> OperatorCost:
-    time_us = fields["time_us"]
-    if fields["workspace_bytes"] < 0 or any(size < 0 for size in fields["output_bytes"]):
-        raise ValueError("a negative size")
-    return OperatorCost(
-        workspace_bytes=int(fields["workspace_bytes"]),
-        output_bytes=tuple(int(size) for size in fields["output_bytes"]),
-        time_us=None if time_us is None else float(time_us),
-    )
-
-
-def _step_cost(fields: dict[str, Any]) -> StepCost:
-    times = [None if fields[name] is None else float(fields[name]) for name in ("fresh_us", "in_place_us")]
-    if any(time_us is not None and not time_us >= 0 for time_us in times):
-        raise ValueError("a negative time")
-    is_equal = fields["is_equal"]
-    if is_equal is not None and not isinstance(is_equal, bool):
-        raise ValueError("an answer that is neither yes nor no")
-    return StepCost(fresh_us=times[0], in_place_us=times[1], is_equal=is_equal)
+    return OperatorCost(**fields | {"output_bytes": tuple(fields["output_bytes"])})
 
 
 def _file_name(device: str) -> str:

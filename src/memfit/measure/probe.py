@@ -7,12 +7,16 @@ Note [Cold operators]
 Note [Room]
     A probe makes what its operator reads, once for all arguments of a dtype where nothing is written into them, and
     runs it. That must fit the room there is, with what the operator makes and a workspace that is guessed: the largest
-    share that calls of the same operator took of what they read and made, all of it before one was seen. So small
-    calls come first, and where none fits, one on fewer rows is run to learn from. What does not fit is not run: its
-    workspace is that guess, and is marked as a bound.
+    share that calls of the same kind took of what they read and made, all of it before one was seen. Kinds tell apart
+    the numbers an operator is given: a convolution of as many groups as channels may take a hundred times what it
+    reads, one without groups takes about that. So small calls come first. What does not fit is run on fewer rows, twice
+    where that can be done: what more rows took more tells what all of them would take, and whether that fits. If not,
+    it is not run: its workspace is that guess, and is marked as a bound.
 """
 
+import itertools
 import logging
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -61,7 +65,7 @@ _WITH_WORKSPACES = (  # parts of names of torch's operators that may allocate mu
     "topk",
     "unique",
 )
-_FEWER = 8  # times as few rows has a call that is run to learn about one that does not fit
+_FEWER = (8, 4)  # times as few rows have calls that are run to learn about one that does not fit
 _BATCH = 32  # probes in one recording
 _END = "end"
 
@@ -109,27 +113,28 @@ def _probe_all(
     too_big: list[str] = []
     waiting = list(missing)
     while waiting:
-        batch = [each for each in waiting if room.fits(each)][:_BATCH]
+        batch = list(itertools.islice(filter(room.fits, waiting), _BATCH))
         if not batch and not _learn_from_smaller(waiting, room):
             break
         done = len(missing) - len(waiting)
         tell = None if progress is None else lambda more, done=done: progress(done + more, len(missing))
         too_big += _probe_batch(batch, room, fresh, tell, timed=timed)
-        waiting = [each for each in waiting if each not in set(batch)]
+        begun = set(batch)
+        waiting = [each for each in waiting if each not in begun]
     return too_big + waiting
 
 
 def _learn_from_smaller(too_big: Sequence[str], room: "_Room") -> bool:
-    """Run calls on fewer rows of operators of which nothing is known; whether something was learned."""
-    unknown = {signatures.operator_name(each): each for each in reversed(too_big) if not room.knows(each)}
-    for name, signature in unknown.items():
-        smaller = signatures.with_fewer_rows(signature, _FEWER)
+    """Run calls that do not fit on fewer rows, as far as that was not tried; whether something was tried."""
+    new = [each for each in too_big if room.begin_to_learn(each)]
+    for signature in new:
         seen: dict[str, OperatorCost] = {}
-        if smaller is not None and room.fits(smaller):
-            _probe_batch([smaller], room, seen, None, timed=False)
-        if not seen:
-            room.give_up(name)
-    return bool(unknown)
+        for times in _FEWER:
+            smaller = signatures.with_fewer_rows(signature, times)
+            if smaller is not None and smaller not in seen and room.fits(smaller):
+                _probe_batch([smaller], _Room(0, {}), seen, None, timed=False)
+        room.learn_of_fewer(signature, seen)
+    return bool(new)
 
 
 def _room_bytes(device: str, room_bytes: int | None) -> int:
@@ -143,8 +148,9 @@ class _Room:
     def __init__(self, room_bytes: int, made_bytes: Mapping[str, int]) -> None:
         self._room_bytes = room_bytes
         self._made_bytes = made_bytes
-        self._not_seen: set[str] = set()  # operators of which no call fits
-        self._shares: dict[str, float] = {}  # by operator: the largest workspace to what a call reads and makes
+        self._tried: set[str] = set()  # calls that do not fit, and were run on fewer rows if they can be
+        self._expected: dict[str, int] = {}  # by call: what it would take, by what it took on fewer rows
+        self._shares: dict[str, float] = {}  # by kind, and by operator: the largest workspace to what is read and made
 
     def call_bytes(self, signature: str) -> int:
         """Return what a call reads and makes."""
@@ -152,26 +158,42 @@ class _Room:
 
     def learn(self, signature: str, cost: OperatorCost) -> None:
         call_bytes = sum(signatures.argument_bytes(signature)) + sum(cost.output_bytes)
-        name, share = signatures.operator_name(signature), cost.workspace_bytes / max(1, call_bytes)
-        self._shares[name] = max(share, self._shares.get(name, 0.0))
+        share = cost.workspace_bytes / max(1, call_bytes)
+        for key in (signatures.kind(signature), signatures.operator_name(signature)):
+            self._shares[key] = max(share, self._shares.get(key, 0.0))
 
-    def knows(self, signature: str) -> bool:
-        """Return whether a call of the same operator was seen, or cannot be."""
-        name = signatures.operator_name(signature)
-        return name in self._shares or name in self._not_seen
+    def begin_to_learn(self, signature: str) -> bool:
+        """Return whether a call on fewer rows may tell more of one that does not fit, and was not run yet."""
+        is_new = signature not in self._tried
+        self._tried.add(signature)
+        return is_new
 
-    def give_up(self, name: str) -> None:
-        """Go on without having seen an operator of this name."""
-        self._not_seen.add(name)
+    def learn_of_fewer(self, signature: str, seen: Mapping[str, OperatorCost]) -> None:
+        """Expect of a call what it took on fewer rows: as much more as one of these took more than another."""
+        taken = sorted((signatures.rows(each), cost.workspace_bytes) for each, cost in seen.items())
+        if not taken:
+            return
+        if signatures.kind(signature) not in self._shares:
+            for each, cost in seen.items():
+                self.learn(each, cost)
+        (fewest, least_bytes), (most, most_bytes) = (0, 0) if len(taken) == 1 else taken[0], taken[-1]
+        a_row_bytes = max(0.0, (most_bytes - least_bytes) / (most - fewest))
+        self._expected[signature] = most_bytes + math.ceil(a_row_bytes * (signatures.rows(signature) - most))
 
     def guess_bytes(self, signature: str) -> int:
         """A workspace that is expected of a call before it runs."""
-        name = signatures.operator_name(signature)
-        return int(self._shares.get(name, _unknown_share(name)) * self.call_bytes(signature))
+        return self._likely_bytes(signature, _unknown_share(signatures.operator_name(signature)))
 
     def bound_bytes(self, signature: str) -> int:
         """A workspace that is not expected to be exceeded by a call that does not run."""
-        return int(self._shares.get(signatures.operator_name(signature), _UNKNOWN_SHARE) * self.call_bytes(signature))
+        return self._likely_bytes(signature, _UNKNOWN_SHARE)
+
+    def _likely_bytes(self, signature: str, unknown: float) -> int:
+        """What fewer rows tell, else the share of its kind, else of its operator, else that of an unknown one."""
+        if signature in self._expected:
+            return self._expected[signature]
+        by_operator = self._shares.get(signatures.operator_name(signature), unknown)
+        return int(self._shares.get(signatures.kind(signature), by_operator) * self.call_bytes(signature))
 
     def bounded(self, signature: str) -> OperatorCost:
         """The cost of a call that is not run."""

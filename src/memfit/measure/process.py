@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 
-from memfit.files import cache_folder, write_atomically
+from memfit.files import cache_folder, read_checked, write_checked
 from memfit.ir import (
     GENERATOR_STATE_BYTES,
     Compute,
@@ -52,8 +52,7 @@ from memfit.ops.stretch import PREFIX as COMPILED
 
 log = logging.getLogger(__name__)
 
-_FORMAT = "memfit.process"
-_VERSION = 1
+_LABEL = '{"format": "memfit.process", "version": 2} '
 _OPERATORS, _RUNTIME = "memfit.measure.process_probe", "memfit.runtime_probe"  # what children run
 _MOST_CHILDREN = 4  # for one list of signatures: a child that is killed leaves the rest to the next
 _PAGE_BYTES = 4096
@@ -308,7 +307,7 @@ class KnownMemory:
 class ProcessCache:
     """Keep measurements, in one file per processor, torch version and number of threads.
 
-    A file that cannot be read is not an error: it is measured again and replaced.
+    A file that is not what was written is not an error: it is measured again and replaced.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -316,20 +315,14 @@ class ProcessCache:
         self.path = (folder or cache_folder()) / "process" / f"{'_'.join(words)}.json"
 
     def load(self) -> KnownMemory:
-        try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
-            if (content["format"], content["version"]) != (_FORMAT, _VERSION):
-                raise ValueError("another format or version")
-            runtime = content["runtime"]
-            return KnownMemory(
-                operators={name: OperatorMemory(**_sizes(fields)) for name, fields in content["operators"].items()},
-                runtime=None if runtime is None else RuntimeMemory(**_sizes(runtime)),
-            )
-        except FileNotFoundError:
+        content = read_checked(self.path, label=_LABEL)
+        if content is None:
             return KnownMemory()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            log.warning("the cache of process memory %s is damaged (%s); measuring again", self.path.name, error)
-            return KnownMemory()
+        runtime = content["runtime"]
+        return KnownMemory(
+            operators={name: OperatorMemory(**fields) for name, fields in content["operators"].items()},
+            runtime=None if runtime is None else RuntimeMemory(**runtime),
+        )
 
     def save(self, fresh: KnownMemory) -> None:
         """Add to what is on disk. Of two processes that save at once, one may have to measure again."""
@@ -337,19 +330,10 @@ class ProcessCache:
         operators = {**known.operators, **fresh.operators}
         runtime = fresh.runtime or known.runtime
         content = {
-            "format": _FORMAT,
-            "version": _VERSION,
             "runtime": None if runtime is None else dataclasses.asdict(runtime),
             "operators": {name: dataclasses.asdict(operators[name]) for name in sorted(operators)},
         }
         try:
-            write_atomically(self.path, json.dumps(content, indent=0))
+            write_checked(self.path, content, label=_LABEL)
         except OSError as error:
             log.warning("the cache of process memory could not be written (%s)", error)
-
-
-def _sizes(fields: Mapping[str, Any]) -> dict[str, int]:
-    for name, size in fields.items():
-        if type(size) is not int or size < 0:
-            raise ValueError(f"{name} is {size!r}")
-    return dict(fields)

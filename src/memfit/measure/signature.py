@@ -65,6 +65,14 @@ def with_fewer_rows(signature: str, times: int) -> str | None:
     return json.dumps([name, args, kwargs], separators=(",", ":"))
 
 
+def rows(signature: str) -> int:
+    """Return on how many rows a call runs of which `with_fewer_rows` makes another."""
+    name, args, _ = json.loads(signature)
+    _, shape, _, _ = args[_ROW_ARGUMENTS[name][0]][_TENSOR]
+    count: int = shape[0]
+    return count
+
+
 _ROW_ARGUMENTS = {  # places of the arguments that have a row a sample
     "aten.mm.default": (0,),
     "aten.addmm.default": (1,),
@@ -77,6 +85,12 @@ _ROW_ARGUMENTS = {  # places of the arguments that have a row a sample
 def operator_name(signature: str) -> str:
     """Return the name of what a signature calls."""
     return signature[2 : signature.index('"', 2)]
+
+
+def kind(signature: str) -> str:
+    """Return what calls of one kind have in common: the operator, and single numbers that it is given, as `groups`."""
+    name, args, _ = json.loads(signature)
+    return json.dumps([name, *(each for each in args if isinstance(each, bool | int | float))])
 
 
 def argument_bytes(signature: str) -> list[int]:

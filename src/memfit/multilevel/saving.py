@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from memfit.errors import InvalidFile
-from memfit.files import atomic_file
+from memfit.files import atomic_file, parse_json
 
 _KEY = "memfit.multilevel"
 _VERSION = 1
@@ -28,7 +28,7 @@ def load_state(path: Path) -> dict[str, Any]:
     """Read what `save_state` wrote."""
     try:
         with safe_open(path, framework="pt") as file:
-            header = json.loads((file.metadata() or {})[_KEY])
+            header = parse_json((file.metadata() or {})[_KEY])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (not a dict)
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise InvalidFile(

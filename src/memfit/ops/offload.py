@@ -3,6 +3,8 @@
 Note [Tickets]
     What is kept in memory for a value in a file is a ticket, one number. The place in the file is given back when the
     ticket is gone, whoever held it: a backward pass that ran, or a graph that was never differentiated.
+    Its memory tells: autograd may hold that by another tensor than the one that was made, as under hooks for saved
+    tensors.
 
 Note [Asynchronous]
     A value is written into the kernel's cache of the file, as fast as memory, and goes to the disk while the step
@@ -87,7 +89,7 @@ class _File:
             number, self._next_ticket = self._next_ticket, self._next_ticket + 1
             offset = self._free[size_bytes].pop() if self._free[size_bytes] else self._room_for(size_bytes)
             self._places[number] = offset, size_bytes
-        weakref.finalize(ticket, self._give_back, number)
+        weakref.finalize(ticket.untyped_storage(), self._give_back, number)
         ticket.fill_(number)
         self._transfer(os.pwrite, _bytes_of(values), offset)
 

@@ -34,6 +34,7 @@ from torch import fx
 from memfit import _torch
 from memfit._compiler_start import believe_no_more, instructions
 from memfit._kept_kernels import keep_kernel, kept_kernel, place_of
+from memfit._whole_builds import throw_headers_away
 from memfit.collecting import collected_later
 from memfit.errors import first_line
 from memfit.files import hash_of
@@ -162,6 +163,7 @@ class Stretch:
         return _torch.compile_graph(module, self.inputs)
 
     def _compile_afresh(self, found: Exception) -> None:
+        throw_headers_away()
         try:
             with _torch.fresh_kernel_cache():
                 self._run, finish = self._compiled()

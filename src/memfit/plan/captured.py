@@ -285,8 +285,12 @@ def _optimizer(data: Mapping[str, Any]) -> OptimizerMemory:
 
 def _loss(data: Mapping[str, Any]) -> LossMemory:
     sizes = {name: value for name, value in data.items() if name != "starts"}
-    starts = tuple(None if axes is None else _bytes(axes) for axes in data.get("starts", ()))
-    return LossMemory(**dict(zip(sizes, _bytes(sizes.values()), strict=True)), starts=starts)
+    return LossMemory(**dict(zip(sizes, _bytes(sizes.values()), strict=True)), starts=starts_of(data))
+
+
+def starts_of(data: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, ...]:
+    """Read how gradients of outputs come; files of earlier versions do not say."""
+    return tuple(None if axes is None else _bytes(axes) for axes in data.get("starts", ()))
 
 
 def _times(values: Iterable[Any]) -> tuple[float, ...]:

@@ -9,9 +9,9 @@ Note [Plans in regions]
 
 Note [Versions]
     1: a plan without the step it was made for, 2: the same in regions, 3: with that step, in regions or not, 4: with
-    the peak of the process, 5: with what a loss outside of the model takes, 6: with what lives beside the step. A plan
-    is written in the lowest version that holds it, so what came from an old file can be read by the memfit that wrote
-    it.
+    the peak of the process, 5: with what a loss outside of the model takes, 6: with what lives beside the step, 7: with
+    the layouts of gradients that reach regions. A plan is written in the lowest version that holds it, so what came
+    from an old file can be read by the memfit that wrote it.
 """
 
 import dataclasses
@@ -27,9 +27,9 @@ from typing import Any, Self
 
 from memfit.display import html_of
 from memfit.errors import InvalidFile, first_line
-from memfit.files import write_atomically
+from memfit.files import parse_json, write_atomically
 from memfit.ir import Compute, Graph, Phase, Program
-from memfit.plan.captured import CapturedStep
+from memfit.plan.captured import CapturedStep, starts_of
 from memfit.plan.reserved import ReservedMemory
 from memfit.units import format_bytes
 
@@ -40,7 +40,8 @@ VERSION_WITH_STEP = 3
 VERSION_WITH_PROCESS = 4
 VERSION_WITH_LOSS = 5
 VERSION_WITH_EXTERNAL = 6
-NEWEST_VERSION = VERSION_WITH_EXTERNAL
+VERSION_WITH_STARTS = 7
+NEWEST_VERSION = VERSION_WITH_STARTS
 
 _MOVING = "offload"  # the technique that sends values out
 _MOST_REASONS = 8  # lines about modules that are left eager
@@ -100,6 +101,7 @@ class Plan:
     left_eager: Mapping[str, str] = dataclasses.field(default_factory=dict)  # name to reason; "" is the model itself
     step: CapturedStep | None = None  # what it was made for; None in regions and in files of old versions
     external_bytes: int = 0  # lives beside the step, as gradients of earlier batches do; part of optimizer_state_bytes
+    starts: tuple[tuple[int, ...] | None, ...] = ()  # of a region: how gradients of what it returns come
     process_peak_bytes: int | None = None  # beyond a process without the model, see `measure/process.py`; None: unknown
 
     @functools.cached_property
@@ -279,6 +281,8 @@ def _live_at_backward(graph: Graph, program: Program) -> set[int]:
 def _lowest_version(plan: Plan) -> int:
     """See Note [Versions]."""
     plans = (plan, *plan.regions.values())
+    if any(each.starts for each in plans):
+        return VERSION_WITH_STARTS
     if any(each.external_bytes for each in plans):
         return VERSION_WITH_EXTERNAL
     if any(each.step is not None and each.step.loss is not None for each in plans):
@@ -301,6 +305,8 @@ def _to_data(plan: Plan) -> dict[str, Any]:
         del fields["process_peak_bytes"]
     if not plan.external_bytes:
         del fields["external_bytes"]
+    if not plan.starts:
+        del fields["starts"]
     if regions:
         fields["regions"] = {name: _to_data(region) for name, region in regions.items()}
         fields["left_eager"] = dict(left_eager)
@@ -312,6 +318,7 @@ def _from_data(data: Mapping[str, Any]) -> dict[str, Any]:
     fields["program"] = Program.from_json(json.dumps(fields["program"]))
     fields["fates"] = tuple(Fate(**each | {"treatment": Treatment(each["treatment"])}) for each in fields["fates"])
     fields |= {name: tuple(fields[name]) for name in ("allow", "rewrites", "log")}
+    fields["starts"] = starts_of(fields)
     if "step" in fields:
         fields["step"] = CapturedStep.from_data(fields["step"])
     if "regions" in fields:
@@ -322,7 +329,7 @@ def _from_data(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def _fields(text: str) -> dict[str, Any]:
     try:
-        fields = json.loads(text)
+        fields = parse_json(text)
     except ValueError as error:
         raise InvalidFile(f"not a plan: it is not whole JSON ({first_line(error)})") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:

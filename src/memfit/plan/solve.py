@@ -243,6 +243,8 @@ class _Search:
             ),
             "greedy",
         )
+        if not self._problem.backward:
+            return  # gradients that nothing computes: what eager does is all there is
         self._first_stages()
         before_us = math.inf
         while not self._is_done():

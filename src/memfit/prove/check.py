@@ -10,6 +10,7 @@ from memfit.alone import alone
 from memfit.capture.sample import Sample
 from memfit.errors import InvalidInput
 from memfit.execute.attach import removed
+from memfit.internal import in_sentences
 from memfit.plan.plan import Plan
 from memfit.progress import ProgressLike, progress_line
 from memfit.prove.comparison import Comparison
@@ -54,6 +55,7 @@ class Check:
         return "\n".join([*lines, f"  {self.how}"])
 
 
+@in_sentences("checking a plan of")
 def check(
     model: nn.Module,
     plan: Plan,

@@ -18,6 +18,8 @@ from memfit.capture.sample import Sample
 from memfit.describe import device_of
 from memfit.errors import InvalidFile, InvalidInput, first_line
 from memfit.execute.attach import PlannedForward, planned_forwards, put_back, remove, removed
+from memfit.files import parse_json
+from memfit.internal import in_sentences
 from memfit.measure.peak import measure_peak
 from memfit.plan.plan import Plan
 from memfit.progress import ProgressLike, progress_line
@@ -56,7 +58,7 @@ class Profile:
     def load(cls, path: str | Path) -> Self:
         """Read what `to_json` wrote; a file that is not that is refused with the reason."""
         try:
-            fields = json.loads(Path(path).read_text(encoding="utf-8"))
+            fields = parse_json(Path(path).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise InvalidFile(f"{path} cannot be read as a profile: {first_line(error)}") from None
         if not isinstance(fields, dict) or fields.get("format") != FORMAT:
@@ -104,6 +106,7 @@ def _checked(value: Any, field: "dataclasses.Field[Any]") -> Any:
     return value
 
 
+@in_sentences("profiling a plan of")
 def profile(
     model: nn.Module,
     plan: Plan,

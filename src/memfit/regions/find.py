@@ -9,7 +9,8 @@ Note [Which parts]
 import contextlib
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils import _pytree as pytree
 
 from memfit.capture.autocast import autocast_state
 from memfit.capture.calls import NotedCall, noted_calls
+from memfit.capture.gradient_layouts import Starts
 from memfit.capture.hooks import check_no_inner_hooks
 from memfit.capture.sample import Sample
 from memfit.capture.spilled import SpillFile
@@ -38,6 +40,8 @@ from memfit.regions.marked import MarkedCall
 from memfit.runner import check_equal_to_eager
 from memfit.tensors import storage_bytes
 from memfit.units import format_bytes
+
+Holders = Mapping[nn.Parameter, set[nn.Module]]
 
 KEEPS_LITTLE = "it keeps only"  # begins the reason of a part that is not worth planning
 
@@ -62,6 +66,7 @@ class Region:
     sample: Sample  # what it is called with, without its memory
     calls: int  # in one step
     graph: Graph
+    starts: Starts  # how gradients of what it returns come
     kind: Kind
     marked: MarkedCall  # runs the baseline, and tells when
 
@@ -90,7 +95,8 @@ def find_regions(
     """
     rest = None if limit_bytes is None else Rest.of(model, sample, limit_bytes)
     with SpillFile() if spills else contextlib.nullcontext() as file:
-        calls = noted_calls(model, sample, backward_from=recipe.backward_from, file=file)
+        loss = known_loss(recipe)
+        calls = noted_calls(model, sample, backward_from=recipe.backward_from, file=file, loss=loss)
         search = RegionSearch(model, calls, region_recipe(recipe), least_bytes, rest=rest, must_fit=spills)
         search.left_eager[""] = str(error)
         search.look_into("", model)
@@ -134,6 +140,12 @@ def region_recipe(recipe: Recipe) -> Recipe:
     )
 
 
+def known_loss(recipe: Recipe) -> tuple[Callable[[Any, Any], Any], Any] | None:
+    """Return the loss outside of the model with its batch, if it can be run."""
+    loss = recipe.loss
+    return None if loss is None or loss.function is None else (loss.function, loss.batch)
+
+
 def regions_digest(digests: dict[str, str]) -> str:
     """A short hash of the graphs of all regions, by name."""
     described = "\n".join(f"{name} {digest}" for name, digest in sorted(digests.items()))
@@ -171,6 +183,7 @@ class RegionSearch:
         self._must_fit = must_fit
         self._kinds: dict[str, Kind] = {}
         self._seen = {model}
+        self._shared = _holders(model)
 
     def look_into(self, path: str, module: nn.Module) -> None:
         for name, part in module.named_children():
@@ -185,7 +198,7 @@ class RegionSearch:
             return
         try:
             with internal_errors(f"planning {path}"):
-                reason = next(_refusals(module, calls), "") or self._captured(path, module, calls)
+                reason = next(_refusals(module, calls, self._shared), "") or self._captured(path, module, calls)
         except MemfitError as error:
             reason = str(error)
         if reason:
@@ -195,9 +208,9 @@ class RegionSearch:
 
     def _captured(self, path: str, module: nn.Module, calls: list[NotedCall]) -> str:
         """Add a region, or say why not."""
-        sample = calls[0].sample
+        sample, starts = calls[0].sample, calls[0].starts
         check_no_inner_hooks(module)
-        with traced(module, sample, backward_from="all", with_hooks=False) as joint:
+        with traced(module, sample, backward_from="all", with_hooks=False, starts=starts) as joint:
             reason = next(_inexact(module, joint), "")
             if reason:
                 return reason
@@ -216,6 +229,7 @@ class RegionSearch:
                 sample=_without_memory(sample),
                 calls=len(calls),
                 graph=graph,
+                starts=starts,
                 kind=kind,
                 marked=marked,
             )
@@ -263,24 +277,41 @@ def _without_memory(sample: Sample) -> Sample:
     return Sample(args, kwargs)
 
 
-def _refusals(module: nn.Module, calls: list[NotedCall]) -> Iterator[str]:
-    """Why a part cannot be a region, whatever it computes."""
+def _refusals(module: nn.Module, calls: list[NotedCall], shared: Holders) -> Iterator[str]:
+    """Why a part cannot be a region, whatever it computes; `shared` tells which modules have which parameters."""
     if not module.training:
         yield "it is in eval mode, in which its own forward runs"
     if not all(call.with_gradients for call in calls):
         yield "it runs without gradients, or again in the backward pass (by torch.utils.checkpoint)"
     if any(call.autocast != autocast_state() for call in calls):
         yield "it is called in an autocast block of the model"
-    if len(calls) > 1 and autocast_state() and torch.is_autocast_cache_enabled() and [*_cast(module)]:
-        yield "it is called more than once under autocast, which casts its parameters once"
+    if autocast_state() and torch.is_autocast_cache_enabled():
+        if len(calls) > 1 and [*_cast(module)]:
+            yield "it is called more than once under autocast, which casts its parameters once"
+        inside = {*module.modules()}
+        if any(not shared.get(each, set()) <= inside for each in _cast(module)):
+            yield "it shares a parameter with another part under autocast, which casts that once for both"
     if any(call.overwritten for call in calls):
         yield "what it is given or returns is changed in place"
     if any(call.adds_otherwise for call in calls):
         yield "what it is given, or a parameter of it, is used several times inside and later outside"
     if any(call.reached < call.returned for call in calls):
         yield "no gradient reaches some of what it returns"
+    if any(call.starts != calls[0].starts for call in calls):
+        yield "gradients of what it returns are laid out in different ways from call to call"
     if len({kind_of_arguments(call.sample.args, dict(call.sample.kwargs)) for call in calls}) > 1:
         yield "it is called with arguments of different kinds in one step"
+
+
+def _holders(model: nn.Module) -> Holders:
+    """Return by parameter the modules that have it and may cast it; lookups do not."""
+    holders: dict[nn.Parameter, set[nn.Module]] = defaultdict(set)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            continue
+        for each in module.parameters(recurse=False):
+            holders[each].add(module)
+    return holders
 
 
 def _cast(module: nn.Module) -> Iterator[nn.Parameter]:

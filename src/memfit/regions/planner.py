@@ -184,8 +184,13 @@ def make_region_planner(model: nn.Module, sample: Sample, recipe: Recipe, error:
     """
     start = time.monotonic()
     if not could_be_in_regions(model, sample, recipe):
-        raise error
-    eager = eager_step(model, sample, recipe)
+        raise _without_what_asks_for_whole(error, model, sample, recipe)
+    try:
+        eager = eager_step(model, sample, recipe)
+    except CaptureError as reason:
+        raise type(error)(
+            f"{error}. Nor can parts of it be: {reason}", module=error.module, source=error.source
+        ) from reason
     assert eager.peak_bytes is not None
     least_bytes = int(_LEAST_SHARE * (eager.peak_bytes - eager.resident_bytes))
     limit_bytes = limit_of(eager, recipe, device_of(model))
@@ -211,8 +216,31 @@ def _without_regions(error: CaptureError, left_eager: Mapping[str, str]) -> Capt
 
 def could_be_in_regions(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:
     """Whether a step can be run and measured here, and all that is asked for can be done region by region."""
-    asks_for_whole = recipe.recompute or recipe.keep or recipe.outputs != "all" or recipe.device is not None
-    return not is_fake(model, sample) and model.training and not asks_for_whole and recipe.budget is not None
+    return _is_run_under_a_budget(model, sample, recipe) and not _asked_of_whole(recipe)
+
+
+def _is_run_under_a_budget(model: nn.Module, sample: Sample, recipe: Recipe) -> bool:
+    return not is_fake(model, sample) and model.training and recipe.budget is not None
+
+
+def _asked_of_whole(recipe: Recipe) -> list[str]:
+    """Name what is asked for that only a model captured whole can be given."""
+    asked = {
+        "recompute=": bool(recipe.recompute),
+        "keep=": bool(recipe.keep),
+        f"outputs={recipe.outputs!r}": recipe.outputs != "all",
+        "device=": recipe.device is not None,
+    }
+    return [name for name, is_asked in asked.items() if is_asked]
+
+
+def _without_what_asks_for_whole(error: CaptureError, model: nn.Module, sample: Sample, recipe: Recipe) -> CaptureError:
+    """Say what to leave out, if that is all that keeps a model from being planned region by region."""
+    asked = _asked_of_whole(recipe)
+    if not asked or not _is_run_under_a_budget(model, sample, recipe):
+        return error
+    words = f"{error}. Parts of it may be planned by themselves if {' and '.join(asked)} is left out"
+    return type(error)(words, module=error.module, source=error.source)
 
 
 def _operators_us(regions: Sequence[Region]) -> float:
@@ -286,9 +314,8 @@ def _options(region: Region, programs: Sequence[_Found]) -> list[Option]:
 def _region_plan(region: Region, found: _Found, recipe: Recipe) -> Plan:
     kind = region.kind
     solution = dataclasses.replace(found.solution, bound_us=min(0.0, found.solution.expansion.extra_us))
-    return write_plan(
-        region.module, region.sample, kind.planner, kind.prepared, region_recipe(recipe), solution, None, 0.0
-    )
+    recipe = dataclasses.replace(region_recipe(recipe), starts=region.starts)
+    return write_plan(region.module, region.sample, kind.planner, kind.prepared, recipe, solution, None, 0.0)
 
 
 def _whole_fates(plans: dict[str, Plan]) -> Iterator[Fate]:

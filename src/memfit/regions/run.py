@@ -21,6 +21,7 @@ from memfit.errors import InvalidFile, MemfitError
 from memfit.execute.attach import PlannedForward, attach, check_unplanned, regions_of, remove
 from memfit.execute.call import Call, OwnForward
 from memfit.execute.compiled import CompiledCall
+from memfit.internal import internal_errors
 from memfit.pipeline import recipe_of
 from memfit.plan.plan import Plan
 from memfit.plan.validate import check_program
@@ -44,7 +45,8 @@ class RegionRunner:
             return OwnForward(model.forward)
         self.kinds += 1
         try:
-            return self._captured(model, cut_off(args, kwargs))
+            with internal_errors(f"capturing a call of the region {type(model).__name__}"):
+                return self._captured(model, cut_off(args, kwargs))
         except MemfitError as error:
             if self.only_the_plan:
                 raise

@@ -23,6 +23,7 @@ from memfit.capture.sample import Sample
 from memfit.capture.spilled import SpillFile, lasting_tensors, spilled_activations
 from memfit.capture.with_loss import WithLoss
 from memfit.describe import device_of, is_for_accelerator
+from memfit.errors import CaptureError, MemfitError, first_line
 from memfit.execute.attach import attach, remove
 from memfit.ir import OptimizerMemory, Phase
 from memfit.measure.available import available
@@ -214,8 +215,21 @@ def _run(model: nn.Module, sample: Sample, recipe: Recipe) -> Callable[[], None]
     if recipe.loss is not None and recipe.loss.function is not None:
         subject, given = WithLoss(model, recipe.loss.function), Sample((recipe.loss.batch,))
 
+    ran = 0
+
     def run() -> None:
-        step(subject, given, seed=0, backward_from=recipe.backward_from)
+        nonlocal ran
+        try:
+            step(subject, given, seed=0, backward_from=recipe.backward_from)
+        except Exception as error:
+            if not ran or isinstance(error, MemfitError | MemoryError):
+                raise
+            raise CaptureError(
+                f"a step of {type(model).__name__} runs once on the sample, but not again ({type(error).__name__}: "
+                f"{first_line(error)}), so that it cannot be run to plan it: it keeps something from one step to the "
+                "next; let the loop clear that, or keep it detached"
+            ) from error
+        ran += 1
 
     return run
 

@@ -1,13 +1,13 @@
 """The frontier beside a plan: points from a file or from a `Frontier`, and where each is drawn."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from memfit.errors import InvalidFile, first_line
+from memfit.files import parse_json
 from memfit.plan.frontier import FORMAT, VERSION, Frontier, activation_fraction
 from memfit.plan.plan import Plan
 from memfit.units import format_bytes
@@ -72,7 +72,7 @@ def points_of(frontier: Frontier) -> list[CurvePoint]:
 def load_points(path: str | Path) -> list[CurvePoint]:
     """The points of a curve that `memfit frontier` wrote; a file that is not one is refused with the reason."""
     try:
-        fields = json.loads(Path(path).read_text(encoding="utf-8"))
+        fields = parse_json(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InvalidFile(f"{path} cannot be read as a frontier: {first_line(error)}") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:

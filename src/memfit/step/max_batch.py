@@ -17,6 +17,7 @@ from memfit.capture.sample import Sample
 from memfit.capture.with_loss import WithLoss
 from memfit.errors import InfeasibleBudget, InvalidBudget, InvalidInput
 from memfit.execute.attach import removed
+from memfit.internal import in_sentences
 from memfit.measure.optimizer import OptimizerLike, check_optimizer
 from memfit.pipeline import make_planner
 from memfit.plan.expand import program_of
@@ -55,6 +56,7 @@ class MaxBatch(int):
         )
 
 
+@in_sentences("finding the largest batch of")
 def max_batch(
     model: nn.Module,
     sample: Any,

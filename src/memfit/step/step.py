@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from memfit.capture.with_loss import WithLoss
 from memfit.errors import InvalidInput, NonFiniteLoss
+from memfit.internal import in_sentences, internal_errors
 from memfit.progress import ProgressLike, progress_line
 from memfit.recipe import Budget
 from memfit.step.accumulation import Accumulation, total_of
@@ -60,6 +61,7 @@ class Step:
     `choice` says what was chosen, `choice.explain()` why; given to another step, it saves choosing again.
     """
 
+    @in_sentences("setting up steps of")
     def __init__(
         self,
         model: nn.Module,
@@ -123,7 +125,8 @@ class Step:
     def choose(self, batch: Any) -> Choice:
         """Choose the techniques for batches like this one under the budget, if that has not been done."""
         if self.choice is None:
-            choice, subject = self._chosen(batch)
+            with internal_errors(f"choosing how to train {type(self.model).__name__}"):
+                choice, subject = self._chosen(batch)
             if choice.plan is not None:
                 self._captured = CapturedLoss(subject, self.loss, choice.plan)
             self._use(choice.policy)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from memfit.errors import InvalidFile
-from memfit.files import atomic_file
+from memfit.files import atomic_file, parse_json
 
 _DTYPES = {
     "F64": torch.float64,
@@ -130,7 +130,7 @@ class TensorFile:
         content: Any = b"" if self._mapping is None else self._mapping
         (length,) = struct.unpack("<Q", content[:8])
         _expect(0 < length <= min(_LARGEST_HEADER_BYTES, len(content) - 8), "the header does not fit the file")
-        header = json.loads(bytes(content[8 : 8 + length]))
+        header = parse_json(bytes(content[8 : 8 + length]))
         metadata = header.pop(_METADATA, {})
         base, entries = 8 + length, {}
         for name, found in header.items():

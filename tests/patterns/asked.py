@@ -1,0 +1,250 @@
+"""What a forward is given, and what it asks of its arguments and of torch."""
+
+import enum
+import sys
+import threading
+from typing import Any
+
+import torch
+from torch import nn
+
+from patterns.models import Net
+from patterns.pattern import Pattern, State, features, fit_with_room, loss_of, step_of
+
+
+class Mode(enum.Enum):
+    SLOW = 1
+    FAST = 2
+
+
+class Taking(Net):
+    """A net whose forward does something with what it is given beside the batch."""
+
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * self.factor()
+
+    def factor(self) -> Any:
+        return 1.0
+
+
+class PopsBatch(Net):
+    def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return super().forward(batch.pop("x")) * batch.get("scale", 1.0)
+
+
+class FillsList(Net):
+    def forward(self, batch: torch.Tensor, found: list[torch.Tensor]) -> torch.Tensor:
+        hidden = torch.tanh(self.first(batch))
+        found.append(hidden.square().mean())
+        return self.second(hidden)
+
+
+class ByMode(Net):
+    def forward(self, batch: torch.Tensor, mode: Mode) -> torch.Tensor:
+        return super().forward(batch) * (2 if mode is Mode.FAST else 3)
+
+
+class Attends(Net):
+    """Asks whether it attends to itself."""
+
+    def forward(self, batch: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return super().forward(batch + other) * (2 if other is batch else 3)
+
+
+class ReturnsShape(Net):
+    def forward(self, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Size]:
+        return super().forward(batch), batch.shape
+
+
+class ReturnsKept(Net):
+    """Keeps the dictionary that it returns."""
+
+    def forward(self, batch: torch.Tensor) -> dict[str, Any]:
+        self.last = {"scores": super().forward(batch), "number": 1}
+        return self.last
+
+
+class ReturnsList(Net):
+    """Returns the list to which it appends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[torch.Tensor] = []
+
+    def forward(self, batch: torch.Tensor) -> list[torch.Tensor]:
+        self.found.append(super().forward(batch))
+        return self.found
+
+
+class AsksThreads(Taking):
+    def factor(self) -> Any:
+        return torch.get_num_threads()
+
+
+class AsksPrecision(Taking):
+    def factor(self) -> Any:
+        return 2 if torch.get_float32_matmul_precision() == "high" else 3
+
+
+class AsksLibrary(Taking):
+    def factor(self) -> Any:
+        return 2 if torch.backends.cudnn.benchmark else 3
+
+
+class AsksAnomaly(Taking):
+    def factor(self) -> Any:
+        return 2 if torch.is_anomaly_enabled() else 3
+
+
+class AsksDefault(Taking):
+    def factor(self) -> Any:
+        return torch.get_default_dtype().itemsize
+
+
+class AsksLimit(Taking):
+    def factor(self) -> Any:
+        return sys.getrecursionlimit() / 1000
+
+
+class AsksThread(Taking):
+    def factor(self) -> Any:
+        return 2 if threading.current_thread().name == "MainThread" else 3
+
+
+class AsksOffset(Net):
+    def forward(self, batch: torch.Tensor) -> torch.Tensor:
+        return super().forward(batch) * (2 if batch.storage_offset() else 3)
+
+
+def popped(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    given = {"x": batch, "scale": torch.ones(())}
+    loss = loss_of(state.model(given), batch)
+    state.left = [*getattr(state, "left", []), *given]
+    return loss
+
+
+def filled(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    found: list[torch.Tensor] = []
+    return loss_of(state.model(batch, found), batch) + sum(found)
+
+
+def in_turn(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    return loss_of(state.model(batch, [Mode.SLOW, Mode.FAST][number % 2]), batch)
+
+
+def on_itself(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    return loss_of(state.model(batch, batch if number % 2 else batch.clone()), batch)
+
+
+def by_shape(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    output, shape = state.model(batch)
+    return loss_of(output, batch) / shape.numel()
+
+
+def added_to(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    output = state.model(batch)
+    output["seen"] = number
+    state.seen = [*getattr(state, "seen", []), state.model.last["seen"]]
+    return loss_of(output["scores"], batch)
+
+
+def last_of(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    return loss_of(state.model(batch)[-1], batch)
+
+
+def anomalies(state: State, number: int) -> None:
+    torch.autograd.set_detect_anomaly(number % 4 > 1)
+
+
+def asking(name: str, make: type[nn.Module], change: Any, end: Any) -> Pattern:
+    return Pattern(name=name, make=make, fit=fit_with_room, change=change, end=end)
+
+
+def fit_with(*more: Any) -> Any:
+    return lambda state, batch: fit_with_room(state, (batch, *more))
+
+
+PATTERNS = [
+    Pattern(
+        name="a dictionary of the loop's from which the forward pops",
+        make=PopsBatch,
+        fit=lambda state, batch: fit_with_room(state, ({"x": batch, "scale": torch.ones(())},)),
+        step=step_of(popped),
+        outcome="changes what is in argument 0, which it is given",
+    ),
+    Pattern(
+        name="a list of the loop's to which the forward appends",
+        make=FillsList,
+        fit=fit_with([]),
+        step=step_of(filled),
+        outcome="changes what is in argument 1, which it is given",
+    ),
+    Pattern(
+        name="an enum as an argument, compared by `is`", make=ByMode, fit=fit_with(Mode.SLOW), step=step_of(in_turn)
+    ),
+    Pattern(
+        name="two arguments that are one tensor, asked by `is`",
+        make=Attends,
+        fit=lambda state, batch: fit_with_room(state, (batch, features(99))),
+        step=step_of(on_itself),
+    ),
+    Pattern(name="a shape returned", make=ReturnsShape, step=step_of(by_shape)),
+    Pattern(
+        name="a dictionary that is returned and kept on self",
+        make=ReturnsKept,
+        fit=fit_with_room,
+        step=step_of(added_to),
+        beside=lambda state: state.seen,
+    ),
+    Pattern(
+        name="a list on self that is appended to and returned",
+        make=ReturnsList,
+        step=step_of(last_of),
+        outcome="runs once on the sample, but not again",
+    ),
+    asking(
+        "the number of threads asked by the forward, changed",
+        AsksThreads,
+        lambda state, number: torch.set_num_threads(1 + number % 2),
+        lambda state: torch.set_num_threads(1),
+    ),
+    asking(
+        "the precision of products asked by the forward, changed",
+        AsksPrecision,
+        lambda state, number: torch.set_float32_matmul_precision(["highest", "high"][number % 2]),
+        lambda state: torch.set_float32_matmul_precision("highest"),
+    ),
+    asking(
+        "torch.backends.cudnn.benchmark asked by the forward, changed",
+        AsksLibrary,
+        lambda state, number: setattr(torch.backends.cudnn, "benchmark", number % 2 == 1),
+        lambda state: setattr(torch.backends.cudnn, "benchmark", False),
+    ),
+    asking(
+        "torch.is_anomaly_enabled() asked by the forward, changed",
+        AsksAnomaly,
+        anomalies,
+        lambda state: torch.autograd.set_detect_anomaly(False),
+    ),
+    asking(
+        "torch.get_default_dtype() asked by the forward, changed",
+        AsksDefault,
+        lambda state, number: torch.set_default_dtype([torch.float32, torch.float64][number % 2]),
+        lambda state: torch.set_default_dtype(torch.float32),
+    ),
+    Pattern(
+        name="sys.getrecursionlimit() asked by the forward",
+        make=AsksLimit,
+        outcome="calls sys.getrecursionlimit",
+    ),
+    Pattern(
+        name="the name of the thread asked by the forward",
+        make=AsksThread,
+        outcome="calls threading.current_thread",
+    ),
+    Pattern(
+        name="storage_offset() of the batch asked by the forward",
+        make=AsksOffset,
+        outcome="asks for storage_offset() of an argument",
+    ),
+]
