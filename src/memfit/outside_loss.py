@@ -114,17 +114,23 @@ def _arriving_axes(
     assert loss.function is not None
     arrived: dict[int, Axes | None] = {}
 
-    def forward(*_: Any, **__: Any) -> Any:
+    def forward(*args: Any, **kwargs: Any) -> Any:
         tensors = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype) for each in outputs]
         for place in joint.differentiated:
             tensors[place].requires_grad_()
             tensors[place].register_hook(lambda gradient, place=place: arrived.update({place: axes_of(gradient)}))
-        return joint.template.rebuild(tensors)
+        return _returned(model, joint, tensors, args, kwargs)
 
     fakes = _torch.FakeTensorMode(allow_non_fake_inputs=True)
     with _torch.failures_unlogged(), fakes, real_layouts(), torch.enable_grad(), _forward_as(model, forward):
         _scalar_of(loss.function(model, loss.batch)).backward()
     return arrived
+
+
+def _returned(model: nn.Module, joint: Joint, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
+    """What a call of the model leaves behind and returns, of some tensors."""
+    ordered = {name: kwargs[name] for name in _torch.keywords_of(joint.export)}
+    return joint.results.of(tensors, [*states_of(model), *pytree.tree_leaves((args, ordered))], args, ordered)
 
 
 @dataclasses.dataclass
@@ -156,8 +162,7 @@ def _measured(loss: OutsideLoss, model: nn.Module, sample: Sample, joint: Joint,
         seen.resident_bytes = held_bytes([model, args, kwargs])
         tensors = _StandIn.apply(start, seen, fakes, held, joint)
         set_mark(_LOSS)
-        ordered = {name: kwargs[name] for name in _torch.keywords_of(joint.export)}
-        return joint.template.rebuild(tensors, [*states_of(model), *pytree.tree_leaves((args, ordered))])
+        return _returned(model, joint, [*tensors], args, kwargs)
 
     def run() -> None:
         result = function(model, loss.batch)

@@ -39,6 +39,22 @@ class FillsList(Net):
         return self.second(hidden)
 
 
+class FillsBatch(Net):
+    def forward(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        hidden = torch.tanh(self.first(batch["x"]))
+        batch["hidden"], batch["scores"] = hidden, self.second(hidden)
+        return batch
+
+
+class SortsScales(Net):
+    """Does otherwise where it is given one list twice."""
+
+    def forward(self, batch: torch.Tensor, scales: list[float], others: list[float]) -> torch.Tensor:
+        others.append(4.0)
+        scales.sort()
+        return super().forward(batch) * scales[0] * len(scales) * (2 if others is scales else 3)
+
+
 class ByMode(Net):
     def forward(self, batch: torch.Tensor, mode: Mode) -> torch.Tensor:
         return super().forward(batch) * (2 if mode is Mode.FAST else 3)
@@ -128,6 +144,21 @@ def filled(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
     return loss_of(state.model(batch, found), batch) + sum(found)
 
 
+def filled_itself(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    given = {"x": batch}
+    output = state.model(given)
+    state.seen = [*getattr(state, "seen", []), output is given, *given]
+    return loss_of(given["scores"], batch) + given["hidden"].square().mean()
+
+
+def sorted_twice(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    scales = [3.0, 1.0, 2.0]
+    others = scales if number % 3 == 0 else [1.0]
+    loss = loss_of(state.model(batch, scales, others), batch)
+    state.seen = [*getattr(state, "seen", []), scales, others]
+    return loss
+
+
 def in_turn(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
     return loss_of(state.model(batch, [Mode.SLOW, Mode.FAST][number % 2]), batch)
 
@@ -170,14 +201,27 @@ PATTERNS = [
         make=PopsBatch,
         fit=lambda state, batch: fit_with_room(state, ({"x": batch, "scale": torch.ones(())},)),
         step=step_of(popped),
-        outcome="changes what is in argument 0, which it is given",
+        beside=lambda state: state.left,
     ),
     Pattern(
         name="a list of the loop's to which the forward appends",
         make=FillsList,
         fit=fit_with([]),
         step=step_of(filled),
-        outcome="changes what is in argument 1, which it is given",
+    ),
+    Pattern(
+        name="a dictionary of the loop's that the forward fills and returns",
+        make=FillsBatch,
+        fit=lambda state, batch: fit_with_room(state, ({"x": batch},)),
+        step=step_of(filled_itself),
+        beside=lambda state: state.seen,
+    ),
+    Pattern(
+        name="one list given twice, sorted by the forward",
+        make=SortsScales,
+        fit=lambda state, batch: fit_with_room(state, (batch, [3.0, 1.0, 2.0], [1.0])),
+        step=step_of(sorted_twice),
+        beside=lambda state: state.seen,
     ),
     Pattern(
         name="an enum as an argument, compared by `is`", make=ByMode, fit=fit_with(Mode.SLOW), step=step_of(in_turn)
@@ -200,7 +244,7 @@ PATTERNS = [
         name="a list on self that is appended to and returned",
         make=ReturnsList,
         step=step_of(last_of),
-        outcome="runs once on the sample, but not again",
+        change=lambda state, number: state.model.found.clear(),
     ),
     asking(
         "the number of threads asked by the forward, changed",

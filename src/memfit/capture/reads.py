@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 
 from memfit.capture.answers import answers
-from memfit.capture.effects import Effect, Found, appended, assigned
+from memfit.capture.effects import Left, appended
 from memfit.capture.guards import Guards, Place, elements_of
 from memfit.capture.held import generator_state, is_foreign, is_own_class, values_in
 from memfit.capture.hooks import HOOKS_OF_ALL
@@ -146,29 +146,34 @@ class Reads:
             elif isinstance(container, dict):
                 _refill(container, content)
 
-    def effects(self, is_known: IsKnown, given: Sequence[Any], output: Any) -> tuple[list[Effect], list[torch.Tensor]]:
-        """Return what the forward has left behind, and its tensors; see Note [What is left behind] in `effects.py`.
+    def held(self) -> list[tuple[str, Any]]:
+        """Return the lists, dictionaries and objects that the model holds and that the forward reads."""
+        containers = [(path, container) for path, container, _ in (*self._notes.containers.values(), *self._caches)]
+        return [*containers, *((each.path, each.thing) for each in self._watched.values())]
+
+    def left_behind(self, is_known: IsKnown) -> list[Left]:
+        """Return what the forward has left behind, see Note [What is left behind] in `effects.py`.
 
         ValueError if a call cannot leave it behind again.
         """
-        left = Found(given, output)
-        found: list[Effect] = []
+        found: list[Left] = []
         for watched in self._watched.values():
             for name in watched.before.keys() - watched.home.keys():
                 raise ValueError(f"the forward deletes the attribute {watched.path_of(name)}")
             for name in self._written(watched, is_known):
-                found.append(assigned(watched.path_of(name), watched.home, name, left))
+                value = watched.home[name]
+                found.append(Left(path=watched.path_of(name), home=watched.home, name=name, value=value))
         for path, container, content in list(self._notes.containers.values()):
             if self._is_made_by_every_call(container, content, is_known):
                 self._caches.append(self._notes.containers.pop(id(container)))
             elif path != ENVIRONMENT:  # which libraries write when they are first used
-                found += appended(path, container, content, left)
+                found += appended(path, container, content)
         for place in self._changed_outside():
             raise ValueError(_CARRIES.format(place.path))
         for path, generator, state in self._notes.generators:
             if generator_state(generator) != state:
                 raise ValueError(f"the forward draws from {path}, a generator of Python's or NumPy's; draw with torch")
-        return found, left.tensors
+        return found
 
     def _is_made_by_every_call(self, container: Any, before: tuple[Any, ...], is_known: IsKnown) -> bool:
         """Return whether all that was put into a dictionary of tensors depends on nothing but constants: a cache."""
