@@ -10,6 +10,7 @@ Note [What was read]
 
 import contextlib
 import dataclasses
+import inspect
 import sys
 import threading
 import types
@@ -77,6 +78,7 @@ class Reads:
         for path, module in model.named_modules(remove_duplicate=True):
             self._watch(path, module)
         classes = {each for module in model.modules() for each in type(module).__mro__}
+        classes |= {each for cls in classes for each in inspect.getmro(type(cls))}  # metaclasses
         self._names.note_classes(each for each in classes if is_own_class(each))
 
     @contextlib.contextmanager
@@ -110,7 +112,7 @@ class Reads:
         for code, around in self._names.named_by(self._codes).items():
             if not is_foreign(code.co_filename):
                 check_same_in_every_call(code, around)
-                for path, home, name, value in answers(named_by(code, around)):
+                for path, home, name, value in answers(code.co_names, named_by(code, around)):
                     self._notes.note(path, home, name, value)
         while functions := self._notes.take_functions():
             self._names.note([(each.__code__, each.__globals__) for each in functions])
