@@ -1,6 +1,7 @@
 """What a forward is given, and what it asks of its arguments and of torch."""
 
 import enum
+import functools
 import sys
 import threading
 from typing import Any
@@ -132,6 +133,93 @@ class AsksOffset(Net):
         return super().forward(batch) * (2 if batch.storage_offset() else 3)
 
 
+def positions_of(count: int) -> torch.Tensor:
+    return torch.linspace(0, 1, count).unsqueeze(1)
+
+
+cached_positions = functools.lru_cache(positions_of)
+POSITIONS: dict[int, torch.Tensor] = {}
+
+
+class CachesByDefault(Net):
+    """Keeps tensors in a default of its forward."""
+
+    def forward(self, batch: torch.Tensor, cache: dict[int, torch.Tensor] = {}) -> torch.Tensor:  # noqa: B006
+        if len(batch) not in cache:
+            cache[len(batch)] = torch.linspace(0, 1, len(batch)).unsqueeze(1)
+        return super().forward(batch) + cache[len(batch)]
+
+
+class CachesInGlobal(Taking):
+    def factor(self) -> Any:
+        if 32 not in POSITIONS:
+            POSITIONS[32] = positions_of(32)
+        return POSITIONS[32]
+
+
+class CachesByFunction(Taking):
+    def factor(self) -> Any:
+        return cached_positions(32)
+
+
+def scaled(hidden: torch.Tensor, *, factor: float = 1.0) -> torch.Tensor:
+    return hidden * factor
+
+
+class HasDefaults(Net):
+    def between(self, hidden: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        return scaled(torch.sigmoid(hidden)) * factor
+
+
+class Schedule:
+    """A number of a class of models, read through a descriptor."""
+
+    number = 0
+
+    def __get__(self, instance: Any, owner: Any) -> float:
+        return 1.0 + Schedule.number
+
+
+class Meta(type):
+    scale = 1.0
+
+
+class Described(Taking, metaclass=Meta):
+    schedule = Schedule()
+
+    def factor(self) -> Any:
+        return self.schedule * type(self).scale
+
+
+class AsksModules(Taking):
+    def factor(self) -> Any:
+        return 2 if "no_such_kernels" in sys.modules else 3
+
+
+def other_defaults(state: State, number: int) -> None:
+    scaled.__kwdefaults__ = {"factor": 1.0 + number // 10}
+    HasDefaults.between.__defaults__ = (1.0 + number // 5,)
+
+
+def usual_defaults(state: State) -> None:
+    scaled.__kwdefaults__, HasDefaults.between.__defaults__ = {"factor": 1.0}, (1.0,)
+
+
+def other_numbers(state: State, number: int) -> None:
+    Schedule.number, Meta.scale = number // 10, 1.0 + number // 5
+
+
+def import_kernels(state: State, number: int) -> None:
+    if number == 10:
+        sys.modules["no_such_kernels"] = sys
+
+
+def forget_all(state: State) -> None:
+    CachesByDefault.forward.__defaults__[0].clear()
+    POSITIONS.clear()
+    cached_positions.cache_clear()
+
+
 def popped(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
     given = {"x": batch, "scale": torch.ones(())}
     loss = loss_of(state.model(given), batch)
@@ -245,6 +333,27 @@ PATTERNS = [
         make=ReturnsList,
         step=step_of(last_of),
         change=lambda state, number: state.model.found.clear(),
+    ),
+    Pattern(
+        name="tensors kept in a default of the forward",
+        make=CachesByDefault,
+        beside=lambda state: dict(CachesByDefault.forward.__defaults__[0]),
+        end=forget_all,
+    ),
+    Pattern(name="tensors kept in a global", make=CachesInGlobal, beside=lambda state: dict(POSITIONS), end=forget_all),
+    Pattern(name="tensors kept by functools.lru_cache", make=CachesByFunction, end=forget_all),
+    asking("defaults of a function and of a method changed", HasDefaults, other_defaults, usual_defaults),
+    asking(
+        "numbers of a descriptor and of a metaclass changed",
+        Described,
+        other_numbers,
+        lambda state: other_numbers(state, 0),
+    ),
+    asking(
+        "a module imported for which the forward looks",
+        AsksModules,
+        import_kernels,
+        lambda state: sys.modules.pop("no_such_kernels", None),
     ),
     asking(
         "the number of threads asked by the forward, changed",

@@ -10,6 +10,7 @@ Note [Arguments as they are]
 """
 
 import dataclasses
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -119,6 +120,8 @@ def _look_into(values: Any, found: list[Any]) -> None:
 
 def _content_of(container: Any) -> tuple[Any, ...]:
     """Return what lies right in a container, as torch takes it apart; of a dictionary the keys, too."""
+    if isinstance(container, OrderedDict):  # whose order is not that of the dictionary under it
+        return *OrderedDict.keys(container), *OrderedDict.values(container)
     if isinstance(container, CONTAINERS):
         return elements_of(container)
     return tuple(pytree.tree_flatten(container, is_leaf=lambda each: each is not container)[0])

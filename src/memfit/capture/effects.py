@@ -4,16 +4,16 @@ Note [What is left behind]
     What a forward puts on its modules is compared with what was there before. Tensors and constants that it writes
     without having read what was there are results of the call like those it returns, and are put there after every
     call; so is what it appends to a list. A tensor that depends on nothing but constants, and that is put in the place
-    of None, is made by every call and need not be there. A flag that is read and set ("ready") is put there too; the
-    next call has read another value, and is captured anew. All else would carry something from one call to the next
-    that a captured call does not see, so it is refused.
+    of None or into a dictionary of such (a cache), is put there by the first call. A flag that is read and set
+    ("ready") is put there too; the next call has read another value, and is captured anew. All else would carry
+    something from one call to the next that a captured call does not see, so it is refused.
 
     Lists and dictionaries that the forward is given (`model(batch, found)`) are others in every call. What it does to
     them is done again by their place among the arguments, whatever it is: what was in them belongs to the kind of call.
 """
 
 import dataclasses
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,9 +34,14 @@ class Effect:
     template: OutputTemplate
     given: int | None = None  # the home is what is at this place of what the call is given
     is_all: bool = False  # it is all that is in its home
+    once: Any = None  # what depends on nothing but constants, and is left where nothing is yet
 
     def apply(self, tensors: list[torch.Tensor], given: Sequence[Any], made: dict[int, Any]) -> None:
         """Leave it behind again; `made` are the containers that others of the same call share with it."""
+        if self.once is not None:
+            if self.home.get(self.name) is None:
+                self.home[self.name] = self.once
+            return
         value = self.template.rebuild(tensors, given, made)
         home = self.home if self.given is None else given[self.given]
         if self.is_all:
@@ -59,6 +64,7 @@ class Left:
     value: Any
     given: int | None = None
     is_all: bool = False
+    once: Any = None
 
     def effect(self, parts: Parts) -> Effect:
         """Take the tensors out; ValueError if a call cannot make it again."""
@@ -69,7 +75,14 @@ class Left:
                 f"the forward leaves a {type(self.value).__name__} in {self.path}, which a captured call cannot make "
                 "again"
             ) from None
-        return Effect(home=self.home, name=self.name, template=template, given=self.given, is_all=self.is_all)
+        return Effect(
+            home=self.home,
+            name=self.name,
+            template=template,
+            given=self.given,
+            is_all=self.is_all,
+            once=self.once,
+        )
 
 
 def appended(path: str, container: Any, before: tuple[Any, ...]) -> Iterator[Left]:
@@ -128,4 +141,6 @@ def _are_keys_constant(container: Any) -> bool:
 
 def _copied(container: Any, now: tuple[Any, ...]) -> Any:
     """Return what is in a container in one of its own, which is not the one that the call is given."""
+    if isinstance(container, OrderedDict):  # whose order is not that of the dictionary under it
+        return dict(OrderedDict.items(container))
     return dict(dict.items(container)) if isinstance(container, dict) else list(now)

@@ -9,6 +9,7 @@ Note [Written parameters]
 
 import contextlib
 import dataclasses
+import functools
 import random
 import sys
 from collections import deque
@@ -27,6 +28,7 @@ from memfit.errors import CaptureError
 
 Keep = Callable[[torch.Tensor], Callable[[], torch.Tensor]]  # remembers a tensor, and returns what gives it back
 
+_CACHES = (functools._lru_cache_wrapper,)
 _CONTAINERS = (dict, list, set, deque)
 _WRITTEN: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()  # by model: what its first step wrote into
 
@@ -38,14 +40,25 @@ def copied(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 @contextlib.contextmanager
-def draws_put_back(model: nn.Module, sample: Sample) -> Iterator[None]:
-    """Put back generators, iterators and arrays, which a forward moves on also where tensors have no memory."""
+def draws_put_back(model: nn.Module, sample: Sample) -> Iterator[Callable[[], None]]:
+    """Put back generators, iterators and arrays, which a forward moves on also where tensors have no memory.
+
+    Yield what clears caches of functions (`functools.lru_cache`) that were filled since, with tensors of a trace maybe.
+    """
     with collected_later():
         things = [thing for _, thing in Reachable(_roots(model, sample)).things.values()]
         found = [put_back_of(each) for each in things if not isinstance(each, _CONTAINERS)]
+    misses = [(each, each.cache_info().misses) for each in things if isinstance(each, _CACHES)]
+
+    def clear_caches() -> None:
+        for cache, before in misses:
+            if cache.cache_info().misses != before:
+                cache.cache_clear()
+
     try:
-        yield
+        yield clear_caches
     finally:
+        clear_caches()
         for put_back in found:
             if put_back is not None:
                 put_back()

@@ -7,7 +7,7 @@ import operator
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -132,10 +132,12 @@ def traced(
     with alone(), contextlib.ExitStack() as stack:
         start = time.monotonic()
         stack.enter_context(hooks_left_out(model))
-        stack.enter_context(draws_put_back(model, sample))
+        clear_caches = stack.enter_context(draws_put_back(model, sample))
         snapshot = Snapshot(model)
         stack.callback(snapshot.restore)
-        subject = _Subject(model, sample, snapshot, backward_from, with_hooks, outputs, channels_last, starts, runs)
+        subject = _Subject(
+            model, sample, clear_caches, snapshot, backward_from, with_hooks, outputs, channels_last, starts, runs
+        )
         stack.callback(subject.reads.restore)
         stack.callback(subject.numbers.restore)
         joint = _export(stack, subject, _as_fake_as(model, sample))
@@ -217,6 +219,7 @@ class _Subject(nn.Module):
         self,
         model: nn.Module,
         sample: Sample,
+        clear_caches: Callable[[], None],
         snapshot: "Snapshot",
         backward_from: str,
         with_hooks: bool,
@@ -228,6 +231,7 @@ class _Subject(nn.Module):
         super().__init__()
         self.model = model
         self._sample = sample
+        self._clear_caches = clear_caches
         self._snapshot = snapshot
         self._with_hooks = with_hooks
         self.module_stack = ModuleStack(model)
@@ -258,6 +262,7 @@ class _Subject(nn.Module):
         self.training = model.training
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+        self._clear_caches()
         self.numbers.restore()
         self._snapshot.restore_attributes()  # the forward is traced more than once
         self.reads.restore()
@@ -378,7 +383,7 @@ class _Subject(nn.Module):
             raise ValueError("the forward seeds torch's generator, which a captured call would not do again")
         held = self.reads.held()
         arguments.check_apart({id(each): path for path, each in held})
-        return [*self.reads.left_behind(recorder.is_known), *arguments.left(first)]
+        return [*self.reads.left_behind(recorder.known_value), *arguments.left(first)]
 
 
 def _is_seeded(state: torch.Tensor, before: torch.Tensor) -> bool:
