@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from memfit.capture.effects import Effect, Left, done_to_given
 from memfit.capture.guards import elements_of
 from memfit.capture.held import CONTAINERS
-from memfit.capture.outputs import OutputTemplate
+from memfit.capture.outputs import OutputTemplate, children_of
 from memfit.capture.sample import Sample, is_container, with_leaves
 
 
@@ -124,4 +124,4 @@ def _content_of(container: Any) -> tuple[Any, ...]:
         return *OrderedDict.keys(container), *OrderedDict.values(container)
     if isinstance(container, CONTAINERS):
         return elements_of(container)
-    return tuple(pytree.tree_flatten(container, is_leaf=lambda each: each is not container)[0])
+    return tuple(children_of(container)[0])

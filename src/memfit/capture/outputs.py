@@ -132,7 +132,7 @@ class Parts:
 
     def template(self, value: Any) -> OutputTemplate:
         """Take the tensors out of a value and put them behind those that are there."""
-        return self._template(value, self._stops_at)
+        return self._template(value)
 
     def keep(self, indices: Sequence[int]) -> None:
         """Forget all tensors but these."""
@@ -158,11 +158,19 @@ class Parts:
         """Return whether an object is not made by the call."""
         return id(value) in self._given or id(value) in self._kept
 
-    def _stops_at(self, value: Any) -> bool:
-        known = id(value) in self._several or self._is_another(value) or type(value) is torch.Size
-        return known or bool(_beside(value))
+    def _template(self, value: Any, opened: Any = None) -> OutputTemplate:
+        """Take a value apart, but not what is made once; `opened` is.
 
-    def _template(self, value: Any, stops_at: Callable[[Any], bool]) -> OutputTemplate:
+        What tells where to stop holds nothing: torch leaves it behind in a cycle, and tensors would live with it.
+        """
+        known = {*self._several, *self._given, *self._kept}
+        inside = None if opened is None else id(opened)
+
+        def stops_at(each: Any) -> bool:
+            if id(each) == inside:
+                return False
+            return id(each) in known or type(each) is torch.Size or bool(_beside(each))
+
         leaves, spec = pytree.tree_flatten(value, is_leaf=stops_at)
         return OutputTemplate(spec, tuple(map(self._leaf, leaves)))
 
@@ -192,14 +200,14 @@ class Parts:
     def _made_alone(self, value: Any) -> OutputTemplate:
         """Return the template of a container at which others stop."""
         if not _beside(value) and _is_container(value):
-            return self._template(value, lambda each: each is not value and self._stops_at(each))
+            return self._template(value, opened=value)
         _, spec = pytree.tree_flatten(value, is_leaf=lambda _: True)
         return OutputTemplate(spec, (self._own(value),))
 
     def _own(self, value: Any) -> _Leaf:
         """Describe a value that is no tensor and found here alone."""
         if _beside(value) and _is_container(value):
-            inside = self._template(value, lambda each: each is not value and self._stops_at(each))
+            inside = self._template(value, opened=value)
             return _Carrying(container=inside, attributes=self.template(_beside(value)))
         if _is_record(value):
             return _Dataclass(type(value), self.template(_fields_of(value) | _beside(value)))
@@ -227,9 +235,15 @@ def _fields_of(record: Any) -> dict[str, Any]:
 def _held_by(value: Any) -> list[Any]:
     """Return what lies right in a container or a dataclass."""
     if _is_container(value):
-        held: list[Any] = pytree.tree_flatten(value, is_leaf=lambda each: each is not value)[0]
+        held: list[Any] = children_of(value)[0]
         return held
     return [*_fields_of(value).values()] if _is_record(value) else []
+
+
+def children_of(container: Any) -> tuple[list[Any], pytree.TreeSpec]:
+    """Return what lies right in a container, as torch takes it apart."""
+    own = id(container)  # not the container itself, which torch would leave behind in a cycle
+    return pytree.tree_flatten(container, is_leaf=lambda each: id(each) != own)
 
 
 def _beside(value: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from memfit.capture.outputs import key_name
+from memfit.capture.outputs import children_of, key_name
 from memfit.errors import InvalidModel, InvalidSample
 from memfit.tensors import tensors_in
 
@@ -69,7 +69,7 @@ def with_leaves(value: Any, leaves: Iterator[Any], made: dict[int, Any]) -> Any:
     """Return a container like another one with other leaves; `made` has those that are there twice."""
     if not is_container(value):
         return next(leaves)
-    children, spec = pytree.tree_flatten(value, is_leaf=lambda each: each is not value)
+    children, spec = children_of(value)
     own = pytree.tree_unflatten([with_leaves(each, leaves, made) for each in children], spec)
     return made.setdefault(id(value), torch.Size(own) if isinstance(value, torch.Size) else own)
 

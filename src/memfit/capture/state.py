@@ -10,10 +10,12 @@ Note [Written parameters]
 import contextlib
 import dataclasses
 import functools
+import gc
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,6 +27,7 @@ from memfit.capture.sample import Sample
 from memfit.capture.spilled import SpillFile, is_plain
 from memfit.collecting import collected_later
 from memfit.errors import CaptureError
+from memfit.tensors import tensors_in
 
 Keep = Callable[[torch.Tensor], Callable[[], torch.Tensor]]  # remembers a tensor, and returns what gives it back
 
@@ -52,7 +55,7 @@ def draws_put_back(model: nn.Module, sample: Sample) -> Iterator[Callable[[], No
 
     def clear_caches() -> None:
         for cache, before in misses:
-            if cache.cache_info().misses != before:
+            if cache.cache_info().misses != before and _holds_tensors(cache):
                 cache.cache_clear()
 
     try:
@@ -172,6 +175,12 @@ def _roots(model: nn.Module, sample: Sample) -> list[tuple[str, object]]:
         generators.append(sys.modules["numpy"].random.mtrand._rand)
     given = (("an argument", each) for each in (sample.args, dict(sample.kwargs)))
     return [*given, *(("a generator", each) for each in generators), ("", model)]
+
+
+def _holds_tensors(cache: Any) -> bool:
+    """Return whether a cache of a function has tensors among its results; others say once what is to be said once."""
+    held = gc.get_referents(cache)
+    return bool(tensors_in([*held, *(value for each in held if type(each) is dict for value in each.values())]))
 
 
 def _putting_back(reached: Reachable) -> Iterator[PutBack]:
