@@ -262,7 +262,7 @@ def test_a_model_that_cannot_be_captured_is_left_as_it_was():
 def test_an_error_inside_a_call_leaves_the_model_usable():
     eager = nn.Linear(2, 2)
     captured = memfit.fit(copy.deepcopy(eager), torch.randn(1, 2))
-    with pytest.raises(CaptureError, match="Linear could not be captured"):
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):  # eager's own
         captured(torch.randn(1, 3))
     batch = torch.randn(1, 2)
     assert torch.equal(captured(batch), eager(batch))

@@ -19,7 +19,7 @@ class Mode(enum.Enum):
 
 
 class Taking(Net):
-    """A net whose forward does something with what it is given beside the batch."""
+    """A net whose forward asks for a factor."""
 
     def between(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.sigmoid(hidden) * self.factor()
@@ -93,39 +93,39 @@ class ReturnsList(Net):
         return self.found
 
 
-class AsksThreads(Taking):
-    def factor(self) -> Any:
-        return torch.get_num_threads()
+class AsksThreads(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (torch.get_num_threads())
 
 
-class AsksPrecision(Taking):
-    def factor(self) -> Any:
-        return 2 if torch.get_float32_matmul_precision() == "high" else 3
+class AsksPrecision(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (2 if torch.get_float32_matmul_precision() == "high" else 3)
 
 
-class AsksLibrary(Taking):
-    def factor(self) -> Any:
-        return 2 if torch.backends.cudnn.benchmark else 3
+class AsksLibrary(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (2 if torch.backends.cudnn.benchmark else 3)
 
 
-class AsksAnomaly(Taking):
-    def factor(self) -> Any:
-        return 2 if torch.is_anomaly_enabled() else 3
+class AsksAnomaly(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (2 if torch.is_anomaly_enabled() else 3)
 
 
-class AsksDefault(Taking):
-    def factor(self) -> Any:
-        return torch.get_default_dtype().itemsize
+class AsksDefault(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (torch.get_default_dtype().itemsize)
 
 
-class AsksLimit(Taking):
-    def factor(self) -> Any:
-        return sys.getrecursionlimit() / 1000
+class AsksLimit(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (sys.getrecursionlimit() / 1000)
 
 
-class AsksThread(Taking):
-    def factor(self) -> Any:
-        return 2 if threading.current_thread().name == "MainThread" else 3
+class AsksThread(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (2 if threading.current_thread().name == "MainThread" else 3)
 
 
 class AsksOffset(Net):
@@ -385,11 +385,10 @@ PATTERNS = [
         lambda state, number: torch.set_default_dtype([torch.float32, torch.float64][number % 2]),
         lambda state: torch.set_default_dtype(torch.float32),
     ),
-    asking(
-        "sys.getrecursionlimit() asked by the forward, changed",
-        AsksLimit,
-        lambda state, number: sys.setrecursionlimit(2000 + number // 10 * 1000),
-        lambda state: sys.setrecursionlimit(1000),
+    Pattern(
+        name="sys.getrecursionlimit() asked by the forward",
+        make=AsksLimit,
+        outcome="calls sys.getrecursionlimit",
     ),
     Pattern(
         name="the name of the thread asked by the forward",

@@ -263,6 +263,12 @@ PATTERNS = [
         make=TwoHeads,
         step=one_head_after_the_other,
     ),
+    Pattern(name="a loss of one number, expanded", make=Net, step=step_of(lambda s, b, n: s.model(b).sum() * 0.3)),
+    Pattern(
+        name="a loss of the permuted output",
+        make=Net,
+        step=step_of(lambda s, b, n: s.model(b).view(8, 4, 4).permute(2, 0, 1).square().mean()),
+    ),
     Pattern(name="torch.autograd.grad instead of backward", make=Net, step=autograd_grad_step),
     Pattern(name="backward(inputs=...) for some parameters", make=Net, step=some_inputs_step),
     Pattern(

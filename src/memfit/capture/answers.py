@@ -1,6 +1,5 @@
 """Note what code asks about settings of torch and of the process, which others may change between two calls."""
 
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
@@ -25,7 +24,6 @@ _ASKED: dict[Any, Callable[[], Any]] = {
     torch.distributed.is_initialized: torch.distributed.is_initialized,
     torch.distributed.get_world_size: lambda: _in_group(torch.distributed.get_world_size),
     torch.distributed.get_rank: lambda: _in_group(torch.distributed.get_rank),
-    sys.getrecursionlimit: sys.getrecursionlimit,
 }
 
 

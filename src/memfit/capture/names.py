@@ -39,7 +39,7 @@ _CLOCKS = {
 _LOOKS_AROUND = {
     "builtins": {"globals", "eval", "exec", "input"},
     "inspect": {"stack", "currentframe", "trace"},
-    "sys": {"_getframe"},
+    "sys": {"_getframe", "getrecursionlimit"},
     "threading": {"current_thread", "get_ident"},
     "_thread": {"get_ident"},
     "traceback": {"extract_stack", "format_stack", "print_stack"},

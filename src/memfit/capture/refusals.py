@@ -70,7 +70,8 @@ class Refusals(TorchFunctionMode):
             refuse(_REASONS[func])
         if func in _OF_ARGUMENTS and id(args[0]) in self._given and not is_foreign(_caller().f_code.co_filename):
             raise ValueError(
-                f"the forward asks for {_OF_ARGUMENTS[func]} of an argument; calls are not told apart by that"
+                f"the forward asks for {_OF_ARGUMENTS[func]} of an argument or a weight; calls are not "
+                "told apart by that"
             )
         if func is torch.Tensor.register_hook:
             self.hooks += [*args[1:], *(kwargs or {}).values()]

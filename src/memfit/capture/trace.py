@@ -66,6 +66,7 @@ class Joint:
     inner: tuple[int, ...] = ()  # outputs that others are computed from
     late: LateReads = dataclasses.field(default_factory=LateReads)  # what runs in the backward pass reads
     arrivals: tuple[int, ...] = ()  # states and arguments, by place, in the order in which they get their gradients
+    name: str = "the model"  # of its class
     seconds: float = 0.0  # that tracing took
 
     @property
@@ -209,6 +210,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         uses=subject.uses,
         arrivals=tuple(subject.arrivals),
         state_names=tuple(state_names(subject.model)),
+        name=type(subject.model).__name__,
     )
 
 
@@ -270,9 +272,13 @@ class _Subject(nn.Module):
         arguments = GivenArguments(self._sample, args, kwargs, states, self._own_states)
         self._note_arrivals([*states, *arguments.leaves])
         recorder = Recorder(self.module_stack, self.reads.ran, casts=bool(self.autocast), runs=self._runs)
+        tensors_given = [*arguments.tensors]
+        for each in self.model.parameters():
+            each._is_param = True  # what `isinstance(each, nn.Parameter)` looks at
+            tensors_given.append(each)
         refusals: contextlib.AbstractContextManager[Refusals] = contextlib.nullcontext(Refusals())
         if self._runs:
-            refusals = refusing(again=self._traces > 0, given=arguments.tensors, anomaly=self._finds_anomalies)
+            refusals = refusing(again=self._traces > 0, given=tensors_given, anomaly=self._finds_anomalies)
         self._traces += 1
         with (
             self.module_stack.following(),

@@ -78,7 +78,7 @@ def _without(graph: fx.Graph, missing: Arrived) -> fx.Graph:
     for node in graph.nodes:
         if node.op == "placeholder":
             copied = made.node_copy(node)
-            output = _output_of(node)
+            output = output_of(node)
             values[node] = _ABSENT if output in missing else copied
             if output is not None and output not in missing:
                 follow.add(node)
@@ -111,7 +111,7 @@ def _zeros(made: fx.Graph, node: fx.Node) -> fx.Node:
     return zeros
 
 
-def _output_of(node: fx.Node) -> int | None:
+def output_of(node: fx.Node) -> int | None:
     """Return the output whose gradient a placeholder of the backward pass is."""
     output = getattr(node.meta.get("desc"), "output", None)
     return getattr(output, "idx", None)

@@ -13,7 +13,9 @@ from memfit.capture.numbers import Numbers
 from memfit.capture.trace import Joint
 from memfit.collecting import collected_later
 from memfit.errors import ExecutionError
+from memfit.execute.around_backward import AroundBackward
 from memfit.execute.arrivals import Arrivals
+from memfit.execute.arriving_layouts import ArrivingLayouts
 from memfit.execute.codegen import OVERWRITES, generate
 from memfit.execute.gradient_order import GradientOrder
 from memfit.execute.inner_outputs import refuse_gradients
@@ -61,6 +63,8 @@ class CompiledCall:
         self.changes_only_buffers = not joint.changes_arguments and not joint.changes_parameters
         places = _torch.result_places(joint.export)
         self._arrivals = Arrivals(joint, places.start) if len(joint.differentiated) > 1 else None
+        self._layouts = ArrivingLayouts(joint, places.start)
+        self._around = AroundBackward(joint.name)
         self._is_explained = False
         self._order = GradientOrder(joint)
         self._numbers = joint.numbers if joint.numbers.found else None
@@ -93,10 +97,13 @@ class CompiledCall:
     def _generated_backward(self, graph: fx.Graph) -> Boxed:
         """Make a function of a backward graph, or one that chooses between several."""
 
-        def generated(graph: fx.Graph) -> Boxed:
+        def summed(graph: fx.Graph) -> Boxed:
             return generate(graph) if self._several is None else self._several.compiled(graph, generate)
 
-        return generated(graph) if self._arrivals is None else self._arrivals.compiled(graph, generated)
+        def arriving(graph: fx.Graph) -> Boxed:
+            return summed(graph) if self._arrivals is None else self._arrivals.compiled(graph, summed)
+
+        return self._layouts.compiled(graph, arriving)
 
     def _cut_off(self, given: list[Any]) -> list[Any]:
         """Take arguments that get no gradient from the graph behind them, which autograd would go through."""
@@ -132,6 +139,9 @@ class CompiledCall:
             refuse_gradients(tensors, self._inner, [each for each in self._differentiated if each not in self._inner])
         if self._read_late is not None and torch.is_grad_enabled():
             _compare_before_backward(self._read_late, tensors[self._differentiated[0]])
+        if torch.is_grad_enabled():
+            self._layouts.watch(tensors[self._differentiated[0]])
+            self._around.watch(tensors[self._differentiated[0]])
         if self._arrivals is not None and torch.is_grad_enabled():
             self._arrivals.watch(tensors[self._differentiated[0]])
         if self._unchanged is not None and torch.is_grad_enabled():
@@ -185,6 +195,11 @@ def _explained(backward: Callable[..., Any]) -> Callable[..., Any]:
                     _torch.explained_backward(each, _refused_again)
             return gradients
         except RuntimeError as error:
+            if _DETERMINISTIC in str(error):
+                raise ExecutionError(
+                    "deterministic algorithms were switched between forward and backward; a captured call has those of "
+                    "its forward pass: switch them before the forward pass"
+                ) from error
             if _WRITTEN not in str(error):
                 raise
             raise ExecutionError(
@@ -210,6 +225,7 @@ _READ_LATE = (
     "{} between forward and backward; a hook or a function of the backward pass reads it then, and a captured call has "
     "the one of the forward pass: change it before the forward pass"
 )
+_DETERMINISTIC = "use_deterministic_algorithms"
 _WRITTEN = "modified by an inplace operation"
 
 

@@ -26,14 +26,23 @@ def refuse_gradients(tensors: list[Any], inner: Sequence[int], others: Sequence[
 
     `inner` are places in the order in which they are computed, `others` those of all other outputs.
     """
-    features: list[torch.Tensor] = []
-    for place in inner:
-        tensors[place] = _Tied.apply(tensors[place], *features)
-        features.append(tensors[place])
+    features = [tensors[place] for place in inner]
+    bases = {id(each._base) for each in tensors if isinstance(each, torch.Tensor) and each._is_view()}
+    for number, place in enumerate(inner):
+        if number and id(tensors[place]) not in bases:
+            tensors[place] = features[number] = _tied(tensors[place], features[:number])
         for name in REFUSED:
             setattr(tensors[place], name, _Refused(tensors[place], name))
     for place in others:
-        tensors[place] = _Tied.apply(tensors[place], *features)
+        tensors[place] = _tied(tensors[place], features)
+
+
+def _tied(tensor: torch.Tensor, features: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return an output with a node of its own; a view of a feature has one that leads there."""
+    if tensor._is_view() and any(tensor._base is each for each in features):
+        return tensor
+    tied: torch.Tensor = _Tied.apply(tensor, *features)
+    return tied
 
 
 class _Tied(torch.autograd.Function):
@@ -46,10 +55,10 @@ class _Tied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> Any:
-        features = {node for node, _ in ctx.next_functions[1:]}
-        if any(node in features for each in asked() for node, _ in each.wanted):
+        features = {*ctx.next_functions[1:]}
+        if any(edge in features for each in asked() for edge in each.wanted):
             raise ExecutionError(_ASKED)
-        return gradients[0], *[None] * len(features)
+        return gradients[0], *[None] * (len(ctx.next_functions) - 1)
 
 
 class _Refused:

@@ -25,7 +25,7 @@ from torch import fx
 
 from memfit import _torch
 from memfit._backward_pass import Edge, asked
-from memfit.capture.trace import Joint
+from memfit.capture.trace import ROOT, Joint
 from memfit.errors import ExecutionError
 from memfit.execute.fan import APART, AS_TRACED, BEGUN, Slot, edge_of, is_fan
 from memfit.execute.sums import Resummed, Uses, resummed
@@ -37,10 +37,11 @@ _settled = threading.local()  # the pass whose uses are known
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Group:
-    """Places at which a call is given one tensor."""
+    """A tensor that a call is given, maybe at several places."""
 
-    places: tuple[int, ...]
-    uses: Uses  # by place
+    place: int  # the first
+    results: tuple[int, ...]  # of the backward pass: its gradients
+    uses: Uses  # by result
 
 
 class SeveralUses:
@@ -48,6 +49,7 @@ class SeveralUses:
 
     def __init__(self, joint: Joint) -> None:
         self._uses = {place: each for place, each in enumerate(joint.uses) if each}
+        self._results = _results_by_place(joint)
         self._writes = joint.changes_parameters
         self._groups: list[_Group] | None = None  # of which tensors there are several, it is told from the first call
         self._now = threading.local()
@@ -56,15 +58,24 @@ class SeveralUses:
         """Return a slot for each tensor, by its identity, that goes in through a `Fan`."""
         if self._groups is None:
             self._groups = self._grouped(given)
-        return {id(given[each.places[0]]): Slot(sum(map(len, each.uses))) for each in self._groups}
+        return {id(given[each.place]): Slot(sum(map(len, each.uses))) for each in self._groups}
 
     def _grouped(self, given: Sequence[Any]) -> list[_Group]:
         places: dict[int, list[int]] = defaultdict(list)
         for place in self._uses:
             if given[place].requires_grad:
                 places[id(given[place])].append(place)
-        groups = [_Group(places=(*each,), uses=tuple(self._uses[place] for place in each)) for each in places.values()]
+        groups = [self._group(each) for each in places.values()]
         return [each for each in groups if sum(map(len, each.uses)) > 1]
+
+    def _group(self, places: Sequence[int]) -> _Group:
+        """Describe one tensor; a part of the model that has two names is in the trace the same under both."""
+        results = {self._results[place]: self._uses[place] for place in places if place in self._results}
+        seen: set[tuple[int, ...]] = set()
+        for result, each in results.items():
+            results[result] = () if each in seen else each
+            seen.add(each)
+        return _Group(place=places[0], results=(*results,), uses=(*results.values(),))
 
     def watch(self, output: torch.Tensor, given: Sequence[Any], slots: Mapping[int, Slot]) -> None:
         """Decide before the backward pass behind an output how gradients are added."""
@@ -112,7 +123,7 @@ class SeveralUses:
             slots: list[Slot] = self._now.__dict__.pop("slots", [])
             modes = tuple(each.mode if each.mode != BEGUN or each.start is not None else AS_TRACED for each in slots)
             if modes not in functions:
-                groups = [(each.places, each.uses) for each in self._groups or ()]
+                groups = [(each.results, each.uses) for each in self._groups or ()]
                 made = resummed(graph, groups, modes or (AS_TRACED,) * len(groups))
                 functions[modes] = generate(made.graph), made
             function, made = functions[modes]
@@ -127,6 +138,20 @@ class SeveralUses:
 
         run._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd knows
         return run
+
+
+def _results_by_place(joint: Joint) -> dict[int, int]:
+    """Return which result of the backward pass is the gradient of what a call is given at a place, if there is one."""
+    placeholders = [node for node in joint.graph_module.graph.nodes if node.op == "placeholder"]
+    named = {f"{ROOT}.{name}": place for place, name in enumerate(joint.state_names)}
+    found: dict[int, int] = {}
+    for result, node in enumerate(placeholders):
+        description = node.meta["desc"]
+        if hasattr(description, "target"):
+            found[named[description.target]] = result
+        elif type(description).__name__ == "PlainAOTInput":
+            found[len(named) + description.idx] = result
+    return found
 
 
 def settle() -> None:
