@@ -235,9 +235,13 @@ def function_modes() -> list[Any]:
 
 
 def dispatch_modes() -> list[Any]:
-    """Return the modes of others that see the operators that run."""
+    """Return the modes of others that see the operators that run; tensors without memory tell what these take."""
     modes: list[Any] = _get_current_dispatch_mode_stack()
-    return [mode for mode in modes if not type(mode).__module__.startswith("memfit.")]
+    return [
+        mode
+        for mode in modes
+        if not isinstance(mode, FakeTensorMode) and not type(mode).__module__.startswith("memfit.")
+    ]
 
 
 def explained_backward(result: torch.Tensor, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

@@ -68,16 +68,20 @@ def step(
     seed: int,
     backward_from: str = "auto",
     before_backward: Callable[[], None] | None = None,
+    holds_output: bool = True,
 ) -> list[torch.Tensor]:
     """Forward and backward; the outputs that gradients started from.
 
-    What the model returned is held to the end, see Note [What a step is] in `plan/simulate.py`.
+    What the model returned is held to the end, see Note [What a step is] in `plan/simulate.py`, if it is wanted.
     """
     drop_gradients(model, sample)
     torch.manual_seed(seed)
     given = with_others(sample.args, sample.kwargs)  # lists may be written
-    output = model(*given.args, **given.kwargs)
-    return differentiate([output], seed=seed, backward_from=backward_from, before_backward=before_backward)
+    outputs = [model(*given.args, **given.kwargs)]
+    held = outputs[0] if holds_output else None
+    starts = differentiate(outputs, seed=seed, backward_from=backward_from, before_backward=before_backward)
+    del held
+    return starts
 
 
 def differentiate(
@@ -119,7 +123,7 @@ def with_results(
 ) -> _T:
     """Run a step from a seed and use what it makes while that is there; the model is put back."""
     with nothing_remains(model, sample, keep=keep):
-        outputs = step(model, sample, seed=seed, backward_from=backward_from)
+        outputs = step(model, sample, seed=seed, backward_from=backward_from, holds_output=False)
         return use(
             Result(
                 outputs={f"output {number}": output for number, output in enumerate(outputs)},
