@@ -16,7 +16,8 @@ Note [Another loss]
 
 Note [Not a sum of its own]
     Where nothing is added, what stands for the sum is the other summand itself: it may be one number expanded, or be
-    read by others still. So nothing is written over either of the two, and a view of the sum may have to be a copy.
+    read by others still. So nothing is written over either of the two. It may be laid out otherwise, too: so may what
+    is computed from it.
 """
 
 import threading
@@ -32,6 +33,7 @@ from memfit.capture.nodes import tensors_of
 from memfit.capture.trace import Joint
 from memfit.errors import ExecutionError
 from memfit.execute.codegen import OVERWRITES
+from memfit.execute.layouts import followed, layouts_of
 from memfit.execute.sums import zeros_of
 from memfit.tensors import storage_key
 
@@ -39,7 +41,6 @@ Boxed = Callable[[list[Any]], list[Any]]  # empties the list it is given
 Outputs = frozenset[int]  # by place
 
 _ABSENT = object()
-_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 class Arrivals:
@@ -148,6 +149,7 @@ class _Reduction:
         self.made = fx.Graph(graph.owning_module)
         self._values: dict[fx.Node, Any] = {}
         self._follow: set[fx.Node] = set()  # what depends on gradients that have arrived
+        self._relaid: set[fx.Node] = set()  # what is laid out otherwise than it was traced
         self._lent: set[int] = set()  # memory of sums that are none, and of their summands; Note [Not a sum of its own]
         for node in graph.nodes:
             if node.op == "placeholder":
@@ -178,16 +180,23 @@ class _Reduction:
         if missing and node.target is torch.ops.aten.add.Tensor and len(read) == 2 and not node.kwargs:
             summand = next(each for each in read if each not in missing)
             self._lent |= _memory(node) | _memory(summand)
+            self._look(node, self._values[summand])
             return self._values[summand]
-        given = {each: _zeros(self.made, each) for each in missing}
-        copied = self.made.node_copy(node, lambda each: given.get(each, self._values[each]))
+        values = self._values | {each: _zeros(self.made, each) for each in missing}
+        if self._relaid.isdisjoint(read):
+            copied = self.made.node_copy(node, values.__getitem__)
+        else:
+            copied = followed(self.made, node, values)
+            self._look(node, copied)
         first = node.args[0] if node.args else None
-        if isinstance(first, fx.Node) and not self._lent.isdisjoint(_memory(first)):
-            if node.meta.get(OVERWRITES):
-                copied.meta[OVERWRITES] = False
-            if node.target in _VIEWS:
-                copied.target = torch.ops.aten.reshape.default
+        if node.meta.get(OVERWRITES) and isinstance(first, fx.Node) and not self._lent.isdisjoint(_memory(first)):
+            copied.meta[OVERWRITES] = False
         return copied
+
+    def _look(self, node: fx.Node, now: fx.Node) -> None:
+        """Note whether what stands for a value is laid out otherwise."""
+        if layouts_of(node) != layouts_of(now):
+            self._relaid.add(node)
 
 
 def _memory(node: fx.Node) -> set[int]:

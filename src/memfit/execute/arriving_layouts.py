@@ -8,34 +8,21 @@ Note [Layouts that arrive]
     formulas of autograd. Functions of lean operators, and operators of others, are given the layout that was traced.
 """
 
-import operator
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit.capture.trace import Joint
 from memfit.errors import first_line
 from memfit.execute.arrivals import output_of
-from memfit.execute.codegen import OVERWRITES
-from memfit.execute.handover import hand_over
+from memfit.execute.layouts import Layout, followed, laid_out, laid_out_as, layout_of, layouts_of
 
 Boxed = Callable[[list[Any]], list[Any]]
-Layout = tuple[int, ...]  # strides
-
-_PASSING = (operator.getitem, hand_over)
-_GIVEN_CONTIGUOUS = {  # by their formulas, which a trace does not show where that changes nothing
-    torch.ops.aten.native_group_norm_backward.default,
-    torch.ops.aten.cudnn_batch_norm_backward.default,
-    torch.ops.aten.miopen_batch_norm_backward.default,
-    torch.ops.aten._cdist_backward.default,
-}
-_VIEWS = (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default)
 
 
 class ArrivingLayouts:
@@ -65,7 +52,7 @@ class ArrivingLayouts:
         found = []
         for place, (output, layout) in expected.items():
             gradient = arrived.get(output)
-            if type(gradient) is torch.Tensor and _layout_of(gradient) != layout:
+            if type(gradient) is torch.Tensor and layout_of(gradient) != layout:
                 arguments[place] = gradient
                 found.append((place, tuple(gradient.stride())))
         return tuple(found)
@@ -75,7 +62,7 @@ class ArrivingLayouts:
         functions: dict[tuple[tuple[int, Layout], ...], Boxed | None] = {(): generate(graph)}
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         expected = {
-            place: (output, _layout_of(node.meta["val"]))
+            place: (output, layout_of(node.meta["val"]))
             for place, node in enumerate(placeholders)
             if (output := output_of(node)) is not None
         }
@@ -115,66 +102,18 @@ def _relaid(graph: fx.Graph, layouts: Mapping[fx.Node, Layout]) -> fx.Graph:
     """Copy a backward graph for other layouts of what it is given."""
     made = fx.Graph(graph.owning_module)
     values: dict[fx.Node, fx.Node] = {}
-    mode = _torch.detect_fake_mode([node.meta["val"] for node in layouts])
-    assert mode is not None
-    follow: set[fx.Node] = set()  # what may be laid out otherwise
-    with torch.no_grad(), mode:
-        for node in graph.nodes:
-            if node.op == "output":
-                made.output(fx.map_arg(node.args[0], values.__getitem__)).meta.update(node.meta)
-                continue
-            if node in layouts:
-                values[node] = made.node_copy(node)
-                value = node.meta["val"]
-                values[node].meta["val"] = value.new_empty_strided(value.shape, layouts[node])
-                follow.add(node)
-            elif node.op == "call_function" and not follow.isdisjoint(node.all_input_nodes):
-                values[node] = _followed(made, node, values)
-                follow.add(node)
-            else:
-                values[node] = made.node_copy(node, values.__getitem__)
+    relaid: set[fx.Node] = set()  # what is laid out otherwise
+    for node in graph.nodes:
+        if node.op == "output":
+            made.output(fx.map_arg(node.args[0], values.__getitem__)).meta.update(node.meta)
+            continue
+        if node in layouts:
+            values[node] = made.node_copy(node)
+            values[node].meta["val"] = laid_out_as(node.meta["val"], layouts[node])
+        elif node.op == "call_function" and not relaid.isdisjoint(node.all_input_nodes):
+            values[node] = followed(made, node, values)
+        else:
+            values[node] = made.node_copy(node, values.__getitem__)
+        if layouts_of(values[node]) != layouts_of(node):
+            relaid.add(node)
     return made
-
-
-def _followed(made: fx.Graph, node: fx.Node, values: Mapping[fx.Node, fx.Node]) -> fx.Node:
-    """A call on what may be laid out otherwise, and how its result is laid out then."""
-    given = {each: values[each] for each in node.all_input_nodes}
-    if not _takes_any_layout(node.target):
-        given = {each: _as_before(made, each, value) for each, value in given.items()}
-    copied = made.node_copy(node, given.__getitem__)
-    if copied.target in _VIEWS:
-        copied.target = torch.ops.aten.reshape.default
-    first = copied.args[0] if copied.args else None
-    if node.meta.get(OVERWRITES) and isinstance(first, fx.Node):
-        copied.meta["val"] = first.meta["val"]
-    elif isinstance(copied.target, torch._ops.OpOverload) or copied.target in _PASSING:
-        args, kwargs = pytree.tree_map_only(fx.Node, lambda each: each.meta["val"], (copied.args, dict(copied.kwargs)))
-        copied.meta["val"] = copied.target(*args, **kwargs)
-    return copied
-
-
-def _takes_any_layout(target: Any) -> bool:
-    """Return whether eager would give an operator a gradient as it is."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return target in _PASSING
-    return target.namespace == "aten" and target not in _GIVEN_CONTIGUOUS
-
-
-def _as_before(made: fx.Graph, before: fx.Node, now: fx.Node) -> fx.Node:
-    """A value in the layout that a function was written for."""
-    value = before.meta["val"]
-    if not isinstance(value, torch.Tensor) or _layout_of(now.meta["val"]) == _layout_of(value):
-        return now
-    call = made.call_function(laid_out, (now, list(value.stride())))
-    call.meta["val"] = value
-    return call
-
-
-def laid_out(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
-    """Copy a tensor into another layout."""
-    return tensor.new_empty_strided(tensor.shape, tuple(strides)).copy_(tensor)
-
-
-def _layout_of(tensor: torch.Tensor) -> Layout:
-    """Strides, but those that say nothing."""
-    return tuple(stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
