@@ -11,6 +11,7 @@ from torch import nn
 
 from memfit.alone import alone
 from memfit.capture.diagnose import refusals_as_capture_errors
+from memfit.capture.hooks import warn_of_hooks
 from memfit.capture.sample import Sample, check_initialized
 from memfit.capture.with_loss import ModelCall, call_of_model, with_modes_of_now
 from memfit.describe import device_of, is_for_cuda, model_digest
@@ -311,6 +312,7 @@ def fit(
     plan = plan_of(fitted)
     if plan is not None:
         _said(plan, model)
+        warn_of_hooks(model)
     if budget == "smallest":
         log.info("%s", _FOR_THIS_SAMPLE)
     return fitted
