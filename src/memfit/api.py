@@ -55,7 +55,7 @@ from memfit.recipe import (
     without_channels_last,
 )
 from memfit.regions.estimate import measured_estimate
-from memfit.regions.planner import could_be_in_regions, make_region_planner
+from memfit.regions.planner import could_be_in_regions, make_region_planner, plan_by_regions
 from memfit.regions.run import RegionRunner, apply_regions, plan_in_regions
 from memfit.runner import Runner
 from memfit.tensors import storage_bytes
@@ -224,7 +224,7 @@ def _plan(model: nn.Module, example: Sample, recipe: Recipe, progress: ProgressL
             recipe = without_channels_last(recipe)
             recipe = _of_tensors(recipe, model, example)
             with refusals_as_capture_errors(type(model).__name__):
-                return _said(make_region_planner(model, example, recipe, error).plan(recipe), model)
+                return _said(plan_by_regions(model, example, recipe, error), model)
 
 
 def _plan_whole(model: nn.Module, example: Sample, recipe: Recipe) -> Plan:
@@ -336,7 +336,7 @@ def fit_by(recipe: Recipe, model: nn.Module, example: Sample, progress: Progress
 def _fit_regions(recipe: Recipe, model: nn.Module, example: Sample, error: CaptureError) -> nn.Module:
     recipe = _of_tensors(without_channels_last(_with_known_loss(recipe)), model, example)
     with removed(model), refusals_as_capture_errors(type(model).__name__):
-        plan = make_region_planner(model, example, recipe, error).plan(recipe)
+        plan = plan_by_regions(model, example, recipe, error)
     return apply_regions(plan, model, example)
 
 
