@@ -307,12 +307,13 @@ def fit(
         report=report,
     )
     call = _call(model, sample, loss)
+    if not recipe.is_unplanned:
+        warn_of_hooks(model)
     with call.modes():
         fitted = fit_by(recipe, model, call.sample, progress)
     plan = plan_of(fitted)
     if plan is not None:
         _said(plan, model)
-        warn_of_hooks(model)
     if budget == "smallest":
         log.info("%s", _FOR_THIS_SAMPLE)
     return fitted
