@@ -10,6 +10,7 @@ Note [Loss by itself]
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -115,15 +116,12 @@ def _arriving_axes(
     assert loss.function is not None
     arrived: dict[int, Axes | None] = {}
 
-    keywords = _torch.keywords_of(joint.export)
-
     def forward(*args: Any, **kwargs: Any) -> Any:
         tensors = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype) for each in outputs]
         for place in joint.differentiated:
             tensors[place].requires_grad_()
             tensors[place].register_hook(lambda gradient, place=place: arrived.update({place: axes_of(gradient)}))
-        given = [*states_of(model), *pytree.tree_leaves((args, {name: kwargs[name] for name in keywords}))]
-        return joint.template.rebuild(tensors, [_without_memory(fakes, each) for each in given])
+        return _returned(model, joint, tensors, args, kwargs, functools.partial(_without_memory, fakes))
 
     fakes = _torch.FakeTensorMode(allow_non_fake_inputs=True)
     with _torch.failures_unlogged(), fakes, real_layouts(), torch.enable_grad(), _forward_as(model, forward):
@@ -134,6 +132,20 @@ def _arriving_axes(
 def _without_memory(mode: _torch.FakeTensorMode, given: Any) -> Any:
     """Return what stands for a parameter or an argument that a model returns: gradients may reach it."""
     return mode.from_tensor(given) if isinstance(given, torch.Tensor) and given.requires_grad else given
+
+
+def _returned(
+    model: nn.Module,
+    joint: Joint,
+    tensors: list[torch.Tensor],
+    args: Any,
+    kwargs: Any,
+    stands_for: Callable[[Any], Any] = lambda given: given,
+) -> Any:
+    """What a call of the model leaves behind and returns, of some tensors."""
+    ordered = {name: kwargs[name] for name in _torch.keywords_of(joint.export)}
+    given = [*states_of(model), *pytree.tree_leaves((args, ordered))]
+    return joint.results.of(tensors, [stands_for(each) for each in given], args, ordered)
 
 
 @dataclasses.dataclass
@@ -165,8 +177,7 @@ def _measured(loss: OutsideLoss, model: nn.Module, sample: Sample, joint: Joint,
         seen.resident_bytes = held_bytes([model, args, kwargs])
         tensors = _StandIn.apply(start, seen, fakes, held, joint)
         set_mark(_LOSS)
-        ordered = {name: kwargs[name] for name in _torch.keywords_of(joint.export)}
-        return joint.template.rebuild(tensors, [*states_of(model), *pytree.tree_leaves((args, ordered))])
+        return _returned(model, joint, [*tensors], args, kwargs)
 
     def run() -> None:
         result = function(model, loss.batch)

@@ -1,6 +1,7 @@
 """What a forward is given, and what it asks of its arguments and of torch."""
 
 import enum
+import functools
 import sys
 import threading
 from typing import Any
@@ -18,7 +19,7 @@ class Mode(enum.Enum):
 
 
 class Taking(Net):
-    """A net whose forward does something with what it is given beside the batch."""
+    """A net whose forward asks for a factor."""
 
     def between(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.sigmoid(hidden) * self.factor()
@@ -37,6 +38,22 @@ class FillsList(Net):
         hidden = torch.tanh(self.first(batch))
         found.append(hidden.square().mean())
         return self.second(hidden)
+
+
+class FillsBatch(Net):
+    def forward(self, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        hidden = torch.tanh(self.first(batch["x"]))
+        batch["hidden"], batch["scores"] = hidden, self.second(hidden)
+        return batch
+
+
+class SortsScales(Net):
+    """Does otherwise where it is given one list twice."""
+
+    def forward(self, batch: torch.Tensor, scales: list[float], others: list[float]) -> torch.Tensor:
+        others.append(4.0)
+        scales.sort()
+        return super().forward(batch) * scales[0] * len(scales) * (2 if others is scales else 3)
 
 
 class ByMode(Net):
@@ -76,44 +93,131 @@ class ReturnsList(Net):
         return self.found
 
 
-class AsksThreads(Taking):
-    def factor(self) -> Any:
-        return torch.get_num_threads()
+class AsksThreads(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (torch.get_num_threads())
 
 
-class AsksPrecision(Taking):
-    def factor(self) -> Any:
-        return 2 if torch.get_float32_matmul_precision() == "high" else 3
+class AsksPrecision(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (2 if torch.get_float32_matmul_precision() == "high" else 3)
 
 
-class AsksLibrary(Taking):
-    def factor(self) -> Any:
-        return 2 if torch.backends.cudnn.benchmark else 3
+class AsksLibrary(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (2 if torch.backends.cudnn.benchmark else 3)
 
 
-class AsksAnomaly(Taking):
-    def factor(self) -> Any:
-        return 2 if torch.is_anomaly_enabled() else 3
+class AsksAnomaly(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (2 if torch.is_anomaly_enabled() else 3)
 
 
-class AsksDefault(Taking):
-    def factor(self) -> Any:
-        return torch.get_default_dtype().itemsize
+class AsksDefault(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (torch.get_default_dtype().itemsize)
 
 
-class AsksLimit(Taking):
-    def factor(self) -> Any:
-        return sys.getrecursionlimit() / 1000
+class AsksLimit(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (sys.getrecursionlimit() / 1000)
 
 
-class AsksThread(Taking):
-    def factor(self) -> Any:
-        return 2 if threading.current_thread().name == "MainThread" else 3
+class AsksThread(Net):
+    def between(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(hidden) * (2 if threading.current_thread().name == "MainThread" else 3)
 
 
 class AsksOffset(Net):
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
         return super().forward(batch) * (2 if batch.storage_offset() else 3)
+
+
+def positions_of(count: int) -> torch.Tensor:
+    return torch.linspace(0, 1, count).unsqueeze(1)
+
+
+cached_positions = functools.lru_cache(positions_of)
+POSITIONS: dict[int, torch.Tensor] = {}
+
+
+class CachesByDefault(Net):
+    """Keeps tensors in a default of its forward."""
+
+    def forward(self, batch: torch.Tensor, cache: dict[int, torch.Tensor] = {}) -> torch.Tensor:  # noqa: B006
+        if len(batch) not in cache:
+            cache[len(batch)] = torch.linspace(0, 1, len(batch)).unsqueeze(1)
+        return super().forward(batch) + cache[len(batch)]
+
+
+class CachesInGlobal(Taking):
+    def factor(self) -> Any:
+        if 32 not in POSITIONS:
+            POSITIONS[32] = positions_of(32)
+        return POSITIONS[32]
+
+
+class CachesByFunction(Taking):
+    def factor(self) -> Any:
+        return cached_positions(32)
+
+
+def scaled(hidden: torch.Tensor, *, factor: float = 1.0) -> torch.Tensor:
+    return hidden * factor
+
+
+class HasDefaults(Net):
+    def between(self, hidden: torch.Tensor, factor: float = 1.0) -> torch.Tensor:
+        return scaled(torch.sigmoid(hidden)) * factor
+
+
+class Schedule:
+    """A number of a class of models, read through a descriptor."""
+
+    number = 0
+
+    def __get__(self, instance: Any, owner: Any) -> float:
+        return 1.0 + Schedule.number
+
+
+class Meta(type):
+    scale = 1.0
+
+
+class Described(Taking, metaclass=Meta):
+    schedule = Schedule()
+
+    def factor(self) -> Any:
+        return self.schedule * type(self).scale
+
+
+class AsksModules(Taking):
+    def factor(self) -> Any:
+        return 2 if "no_such_kernels" in sys.modules else 3
+
+
+def other_defaults(state: State, number: int) -> None:
+    scaled.__kwdefaults__ = {"factor": 1.0 + number // 10}
+    HasDefaults.between.__defaults__ = (1.0 + number // 5,)
+
+
+def usual_defaults(state: State) -> None:
+    scaled.__kwdefaults__, HasDefaults.between.__defaults__ = {"factor": 1.0}, (1.0,)
+
+
+def other_numbers(state: State, number: int) -> None:
+    Schedule.number, Meta.scale = number // 10, 1.0 + number // 5
+
+
+def import_kernels(state: State, number: int) -> None:
+    if number == 10:
+        sys.modules["no_such_kernels"] = sys
+
+
+def forget_all(state: State) -> None:
+    CachesByDefault.forward.__defaults__[0].clear()
+    POSITIONS.clear()
+    cached_positions.cache_clear()
 
 
 def popped(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
@@ -126,6 +230,21 @@ def popped(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
 def filled(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
     found: list[torch.Tensor] = []
     return loss_of(state.model(batch, found), batch) + sum(found)
+
+
+def filled_itself(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    given = {"x": batch}
+    output = state.model(given)
+    state.seen = [*getattr(state, "seen", []), output is given, *given]
+    return loss_of(given["scores"], batch) + given["hidden"].square().mean()
+
+
+def sorted_twice(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    scales = [3.0, 1.0, 2.0]
+    others = scales if number % 3 == 0 else [1.0]
+    loss = loss_of(state.model(batch, scales, others), batch)
+    state.seen = [*getattr(state, "seen", []), scales, others]
+    return loss
 
 
 def in_turn(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
@@ -170,14 +289,27 @@ PATTERNS = [
         make=PopsBatch,
         fit=lambda state, batch: fit_with_room(state, ({"x": batch, "scale": torch.ones(())},)),
         step=step_of(popped),
-        outcome="changes what is in argument 0, which it is given",
+        beside=lambda state: state.left,
     ),
     Pattern(
         name="a list of the loop's to which the forward appends",
         make=FillsList,
         fit=fit_with([]),
         step=step_of(filled),
-        outcome="changes what is in argument 1, which it is given",
+    ),
+    Pattern(
+        name="a dictionary of the loop's that the forward fills and returns",
+        make=FillsBatch,
+        fit=lambda state, batch: fit_with_room(state, ({"x": batch},)),
+        step=step_of(filled_itself),
+        beside=lambda state: state.seen,
+    ),
+    Pattern(
+        name="one list given twice, sorted by the forward",
+        make=SortsScales,
+        fit=lambda state, batch: fit_with_room(state, (batch, [3.0, 1.0, 2.0], [1.0])),
+        step=step_of(sorted_twice),
+        beside=lambda state: state.seen,
     ),
     Pattern(
         name="an enum as an argument, compared by `is`", make=ByMode, fit=fit_with(Mode.SLOW), step=step_of(in_turn)
@@ -200,7 +332,28 @@ PATTERNS = [
         name="a list on self that is appended to and returned",
         make=ReturnsList,
         step=step_of(last_of),
-        outcome="runs once on the sample, but not again",
+        change=lambda state, number: state.model.found.clear(),
+    ),
+    Pattern(
+        name="tensors kept in a default of the forward",
+        make=CachesByDefault,
+        beside=lambda state: dict(CachesByDefault.forward.__defaults__[0]),
+        end=forget_all,
+    ),
+    Pattern(name="tensors kept in a global", make=CachesInGlobal, beside=lambda state: dict(POSITIONS), end=forget_all),
+    Pattern(name="tensors kept by functools.lru_cache", make=CachesByFunction, end=forget_all),
+    asking("defaults of a function and of a method changed", HasDefaults, other_defaults, usual_defaults),
+    asking(
+        "numbers of a descriptor and of a metaclass changed",
+        Described,
+        other_numbers,
+        lambda state: other_numbers(state, 0),
+    ),
+    asking(
+        "a module imported for which the forward looks",
+        AsksModules,
+        import_kernels,
+        lambda state: sys.modules.pop("no_such_kernels", None),
     ),
     asking(
         "the number of threads asked by the forward, changed",

@@ -1,12 +1,18 @@
 """Note what code asks about settings of torch and of the process, which others may change between two calls."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from memfit.capture.outputs import is_constant
+
+
+def _in_group(ask: Callable[[], int]) -> int:
+    """Return an answer of the process group; -1 if there is none."""
+    return ask() if torch.distributed.is_initialized() else -1
+
 
 _ASKED: dict[Any, Callable[[], Any]] = {
     torch.get_float32_matmul_precision: torch.get_float32_matmul_precision,
@@ -15,6 +21,9 @@ _ASKED: dict[Any, Callable[[], Any]] = {
     torch.initial_seed: torch.initial_seed,
     torch.is_anomaly_enabled: torch.is_anomaly_enabled,
     torch.get_autocast_dtype: lambda: str([torch.get_autocast_dtype(each) for each in ("cpu", "cuda")]),
+    torch.distributed.is_initialized: torch.distributed.is_initialized,
+    torch.distributed.get_world_size: lambda: _in_group(torch.distributed.get_world_size),
+    torch.distributed.get_rank: lambda: _in_group(torch.distributed.get_rank),
 }
 
 
@@ -44,15 +53,26 @@ class _Properties:
         return getattr(self._module, name, absent)
 
 
-def answers(named: Iterator[tuple[str, Any, Any]]) -> Iterator[tuple[str, Any, str, Any]]:
-    """Yield a path, a home, a name in it and what is there now, of `named` paths with their owner and value."""
+_ANSWERS = {function.__name__: _Answer(answer) for function, answer in _ASKED.items()}
+
+
+def answers(names: Iterable[str], named: Iterable[tuple[str, Any, Any]]) -> Iterator[tuple[str, Any, str, Any]]:
+    """Yield a path, a home, a name in it and what is there now.
+
+    `names` are all that some code has, also of what it has imported itself; `named` are paths of globals with their
+    owner and value, which may have other names.
+    """
+    for name in names:
+        if name in _ANSWERS:
+            yield f"{name}()", _ANSWERS[name], name, _ANSWERS[name][name]
     for path, owner, value in named:
         name = path.rpartition(".")[2]
-        try:
-            function = _ASKED.get(value)
-        except TypeError:  # what has no hash is no function
-            function = None
-        if function is not None:
-            yield path, _Answer(function), path, function()
+        if callable(value) and getattr(value, "__name__", "") in _ANSWERS and _is_asked(value):
+            home = _ANSWERS[value.__name__]
+            yield f"{path}()", home, value.__name__, home[value.__name__]
         elif isinstance(owner, ModuleType) and name not in vars(owner) and is_constant(value):
             yield path, _Properties(owner), name, value
+
+
+def _is_asked(function: Any) -> bool:
+    return any(function is each for each in _ASKED)

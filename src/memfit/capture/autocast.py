@@ -23,6 +23,8 @@ import torch
 
 from memfit.accelerator import kinds, without_autocast
 
+_CACHE_ENABLED = 3  # its place among the arguments of torch.autocast
+
 Autocast = tuple[tuple[str, torch.dtype], ...]  # what it casts to, by kind of device, where it is on
 
 
@@ -55,18 +57,28 @@ def autocast_as(state: Autocast, *, cached: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def casts_noted(noted: list[bool]) -> Iterator[None]:
-    """Add an item for every autocast block entered meanwhile that casts: whether it keeps casts of parameters."""
-    own = torch.autocast.__enter__
+def casts_noted(noted: list[bool], *, usual: bool) -> Iterator[None]:
+    """Add an item for every autocast block entered meanwhile that casts: whether it keeps casts of parameters.
 
-    def enter(block: torch.autocast) -> Any:
-        entered = own(block)
+    `usual` is what blocks do that are not told: they ask when they are made, and a trace answers no.
+    """
+    block_class: Any = torch.autocast
+    make, enter = block_class.__init__, block_class.__enter__
+    not_told: list[torch.autocast] = []
+
+    def noting_make(block: torch.autocast, *args: Any, **kwargs: Any) -> None:
+        make(block, *args, **kwargs)
+        if len(args) <= _CACHE_ENABLED and kwargs.get("cache_enabled") is None:
+            not_told.append(block)
+
+    def noting_enter(block: torch.autocast) -> Any:
+        entered = enter(block)
         if autocast_state():
-            noted.append(torch.is_autocast_cache_enabled())
+            noted.append(usual if any(each is block for each in not_told) else torch.is_autocast_cache_enabled())
         return entered
 
-    torch.autocast.__enter__ = enter  # type: ignore[method-assign]
+    block_class.__init__, block_class.__enter__ = noting_make, noting_enter
     try:
         yield
     finally:
-        torch.autocast.__enter__ = own  # type: ignore[method-assign]
+        block_class.__init__, block_class.__enter__ = make, enter

@@ -162,6 +162,10 @@ class FunctionParts:
     def __getitem__(self, name: str) -> Any:
         return getattr(self._function, name)
 
+    def get(self, name: str, _absent: Any = None) -> Any:
+        """Return the same: these are always there."""
+        return self[name]
+
 
 class Cell:
     """Read a variable of a closure by any name."""
@@ -171,6 +175,20 @@ class Cell:
 
     def __getitem__(self, _name: str) -> Any:
         return self._cell.cell_contents
+
+
+class Membership:
+    """Read whether a container has something, by what that is."""
+
+    def __init__(self, container: Any) -> None:
+        self._container = container
+
+    def __getitem__(self, name: str) -> bool:
+        return name in self._container
+
+    def get(self, name: str, _absent: Any = None) -> bool:
+        """Return the same: there is always an answer."""
+        return self[name]
 
 
 class Variable:

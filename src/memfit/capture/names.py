@@ -17,7 +17,7 @@ from torch import nn
 
 from memfit.capture.held import (
     Cell,
-    FunctionParts,
+    Membership,
     generator_state,
     is_collected,
     is_foreign,
@@ -66,14 +66,12 @@ class Names:
 
     def named_by(self, codes: Mapping[types.CodeType, dict[str, Any]]) -> dict[types.CodeType, dict[str, Any]]:
         """Return code with its globals, and that of the functions and methods that it names."""
-        methods: dict[str, list[Code]] = {}
-        for each, around in self._seen.items():  # classes may have methods of one name
-            methods.setdefault(each.co_name, []).append((each, around))
+        methods = {each.co_name: (each, around) for each, around in self._seen.items()}
         found = {**codes}
         for code, around in codes.items():
             named = [around.get(name) for name in code.co_names]
             found |= {each.__code__: each.__globals__ for each in named if isinstance(each, types.FunctionType)}
-            found |= dict(each for name in code.co_names for each in methods.get(name, ()))
+            found |= dict(methods[name] for name in code.co_names if name in methods)
         return found
 
     def may_draw(self, codes: Mapping[types.CodeType, dict[str, Any]]) -> bool:
@@ -112,7 +110,7 @@ class Names:
         if isinstance(function, types.FunctionType):
             self._notes.note(name, around, name, value)
             self._notes.note_all(name, function.__dict__)
-            self._note_function(name, function)
+            self._notes.note_function(name, function)
             return [(function.__code__, function.__globals__)]
         if isinstance(value, type):
             return self._methods_of(value) if is_own_class(value) else []
@@ -125,13 +123,6 @@ class Names:
         else:
             self._note_value(name, around, name, value)
         return []
-
-    def _note_function(self, path: str, function: types.FunctionType) -> None:
-        """Note what a function takes by default, and that its code is its own."""
-        parts: Any = FunctionParts(function)
-        for name in parts.NAMES:
-            value = parts[name]
-            self._notes.note(f"{path}.{name}", parts, name, value)
 
     def _note_value(self, path: str, home: Any, name: str, value: Any) -> None:
         if is_plain(value) or is_collected(value):
@@ -148,6 +139,11 @@ class Names:
         if module is os and {"environ", "getenv"} & {*code.co_names}:
             self._notes.look_into(ENVIRONMENT, vars(os.environ)["_data"])
         home = module.__dict__
+        if module is sys and "modules" in code.co_names:
+            modules: Any = Membership(sys.modules)
+            for each in code.co_consts:
+                if isinstance(each, str):
+                    self._notes.note(f"{each!r} in sys.modules", modules, each, each in sys.modules)
         for each in set(code.co_names) & home.keys():
             path, value = f"{name}.{each}", home[each]
             if callable(value):
@@ -180,13 +176,13 @@ class Names:
                 if function.__closure__:
                     self._notes.look_into(f"{cls.__name__}.{name}", function)
                 self._notes.note(f"{cls.__name__}.{name}", home, name, value)
-                for default in function.__defaults__ or ():
-                    if isinstance(default, list | dict | set):
-                        self._notes.look_into(f"a default of {cls.__name__}.{name}", default)
+                self._notes.note_defaults(f"{cls.__name__}.{name}", function)
             elif is_plain(value) and not name.startswith("__"):
                 self._notes.note(f"{cls.__name__}.{name}", home, name, value)
             elif is_object(value):
                 self._notes.note_object(f"{cls.__name__}.{name}", value)
+                if hasattr(type(value), "__get__") and is_own_class(type(value)):
+                    self._classes.append(type(value))
         return methods
 
 

@@ -17,6 +17,7 @@ from memfit.capture.held import (
     MOST_ELEMENTS,
     Bytes,
     Cell,
+    FunctionParts,
     Slots,
     Variable,
     attributes_of,
@@ -106,6 +107,7 @@ class Notes:
         if is_foreign(function.__code__.co_filename) or not self._is_new(function):
             return
         self.functions.append(function)
+        self.note_function(path, function)
         self.closed.add(function.__code__)
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             with contextlib.suppress(ValueError):  # an empty cell
@@ -115,6 +117,20 @@ class Notes:
                     self.note(f"{path}.{name}", home, name, value)
                 else:
                     self.look_into(f"{path}.{name}", value)
+
+    def note_function(self, path: str, function: types.FunctionType) -> None:
+        """Note what a function takes by default, and that its code is its own."""
+        parts: Any = FunctionParts(function)
+        for name in parts.NAMES:
+            value = parts[name]
+            self.note(f"{path}.{name}", parts, name, value)
+
+    def note_defaults(self, path: str, function: types.FunctionType) -> None:
+        """Note what a function takes by default, if it does: there are many methods."""
+        parts: Any = FunctionParts(function)
+        for name in ("__defaults__", "__kwdefaults__"):
+            if parts[name] is not None:
+                self.note(f"{path}.{name}", parts, name, parts[name])
 
     def _look_into_container(self, path: str, container: Any, *, deep: bool = True) -> None:
         if not self._is_new(container):

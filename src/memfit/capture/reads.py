@@ -10,6 +10,7 @@ Note [What was read]
 
 import contextlib
 import dataclasses
+import inspect
 import sys
 import threading
 import types
@@ -19,11 +20,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
+from torch.utils import _pytree as pytree
 
 from memfit.capture.answers import answers
-from memfit.capture.effects import Effect, Found, appended, assigned
+from memfit.capture.effects import Left, appended
 from memfit.capture.guards import Guards, Place, elements_of
-from memfit.capture.held import generator_state, is_foreign, is_own_class, values_in
+from memfit.capture.held import generator_state, is_foreign, is_own_class
 from memfit.capture.hooks import HOOKS_OF_ALL
 from memfit.capture.names import ENVIRONMENT, Names, check_no_writes, check_same_in_every_call, named_by
 from memfit.capture.notes import HOOKS, Notes
@@ -41,7 +43,7 @@ _CARRIES = (
     "would not see; keep it in a buffer"
 )
 
-IsKnown = Callable[[torch.Tensor], bool]  # whether a tensor depends on nothing but constants
+KnownValue = Callable[[torch.Tensor], torch.Tensor | None]  # of a tensor that depends on nothing but constants
 
 
 @dataclasses.dataclass(slots=True)
@@ -77,6 +79,7 @@ class Reads:
         for path, module in model.named_modules(remove_duplicate=True):
             self._watch(path, module)
         classes = {each for module in model.modules() for each in type(module).__mro__}
+        classes |= {each for cls in classes for each in inspect.getmro(type(cls))}  # metaclasses
         self._names.note_classes(each for each in classes if is_own_class(each))
 
     @contextlib.contextmanager
@@ -110,7 +113,7 @@ class Reads:
         for code, around in self._names.named_by(self._codes).items():
             if not is_foreign(code.co_filename):
                 check_same_in_every_call(code, around)
-                for path, home, name, value in answers(named_by(code, around)):
+                for path, home, name, value in answers(code.co_names, named_by(code, around)):
                     self._notes.note(path, home, name, value)
         while functions := self._notes.take_functions():
             self._names.note([(each.__code__, each.__globals__) for each in functions])
@@ -146,38 +149,52 @@ class Reads:
             elif isinstance(container, dict):
                 _refill(container, content)
 
-    def effects(self, is_known: IsKnown, given: Sequence[Any], output: Any) -> tuple[list[Effect], list[torch.Tensor]]:
-        """Return what the forward has left behind, and its tensors; see Note [What is left behind] in `effects.py`.
+    def held(self) -> list[tuple[str, Any]]:
+        """Return the lists, dictionaries and objects that the model holds and that the forward reads."""
+        containers = [(path, container) for path, container, _ in (*self._notes.containers.values(), *self._caches)]
+        return [*containers, *((each.path, each.thing) for each in self._watched.values())]
+
+    def left_behind(self, known_value: KnownValue) -> list[Left]:
+        """Return what the forward has left behind, see Note [What is left behind] in `effects.py`.
 
         ValueError if a call cannot leave it behind again.
         """
-        left = Found(given, output)
-        found: list[Effect] = []
+        found: list[Left] = []
+        self._notes.containers |= {id(each[1]): each for each in self._caches}  # of an earlier trace
+        self._caches.clear()
         for watched in self._watched.values():
             for name in watched.before.keys() - watched.home.keys():
                 raise ValueError(f"the forward deletes the attribute {watched.path_of(name)}")
-            for name in self._written(watched, is_known):
-                found.append(assigned(watched.path_of(name), watched.home, name, left))
+            for name, once in self._written(watched, known_value):
+                value = watched.home[name] if once is None else None
+                found.append(Left(path=watched.path_of(name), home=watched.home, name=name, value=value, once=once))
         for path, container, content in list(self._notes.containers.values()):
-            if self._is_made_by_every_call(container, content, is_known):
+            made = self._made_by_every_call(container, content, known_value)
+            if made:
                 self._caches.append(self._notes.containers.pop(id(container)))
+                found += [Left(path=path, home=container, name=key, value=None, once=made[key]) for key in made]
             elif path != ENVIRONMENT:  # which libraries write when they are first used
-                found += appended(path, container, content, left)
+                found += appended(path, container, content)
         for place in self._changed_outside():
             raise ValueError(_CARRIES.format(place.path))
         for path, generator, state in self._notes.generators:
             if generator_state(generator) != state:
                 raise ValueError(f"the forward draws from {path}, a generator of Python's or NumPy's; draw with torch")
-        return found, left.tensors
+        return found
 
-    def _is_made_by_every_call(self, container: Any, before: tuple[Any, ...], is_known: IsKnown) -> bool:
-        """Return whether all that was put into a dictionary of tensors depends on nothing but constants: a cache."""
+    def _made_by_every_call(
+        self, container: Any, before: tuple[Any, ...], known_value: KnownValue
+    ) -> dict[Any, torch.Tensor]:
+        """Return what was put into a dictionary of tensors that depends on nothing but constants: a cache."""
         if not isinstance(container, dict):
-            return False
+            return {}
         earlier = {id(each) for each in before}
-        made = [each for each in values_in(container) if id(each) not in earlier]
-        tensors = [*before[len(before) // 2 :], *made]
-        return bool(made) and all(isinstance(each, torch.Tensor) for each in tensors) and all(map(is_known, made))
+        new = {key: value for key, value in dict.items(container) if id(value) not in earlier}
+        if not all(isinstance(each, torch.Tensor) for each in (*before[len(before) // 2 :], *new.values())):
+            return {}
+        made = {key: known_value(each) for key, each in new.items()}
+        known = {key: each for key, each in made.items() if each is not None}
+        return known if len(known) == len(new) else {}
 
     def _changed_outside(self) -> list[Place]:
         """Return places beside those of watched objects that do not hold what they held."""
@@ -185,8 +202,11 @@ class Reads:
         outside = [each for each in self._notes.places.values() if id(each.home) not in homes]
         return [each for each in outside if isinstance(each.home, dict) and each.is_other()]
 
-    def _written(self, watched: _Watched, is_known: IsKnown) -> Iterator[str]:
-        """Yield the attributes that the forward has written and that a call can write again."""
+    def _written(self, watched: _Watched, known_value: KnownValue) -> Iterator[tuple[str, Any]]:
+        """Yield the attributes that the forward has written and that a call can write again.
+
+        With each comes what is written once, where that depends on nothing but constants; else None.
+        """
         for name, value in watched.home.items():
             old = watched.before.get(name, _ABSENT)
             if value is old or name in _OWN or _is_same_constant(value, old):
@@ -194,9 +214,10 @@ class Reads:
             place = (id(watched.home), name)
             tensors = tensors_in(value)
             if place not in self._notes.places or isinstance(value, bool | str | None):
-                yield name
-            elif old is None and tensors and all(map(is_known, tensors)):
+                yield name, None
+            elif old is None and tensors and all(known_value(each) is not None for each in tensors):
                 del self._notes.places[place]  # made by every call
+                yield name, pytree.tree_map_only(torch.Tensor, known_value, value)
             else:
                 raise ValueError(_CARRIES.format(watched.path_of(name)))
 

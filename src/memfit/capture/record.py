@@ -124,9 +124,13 @@ class KnownValues:
         with _torch.no_modes():
             return value.item()
 
-    def knows(self, tensor: torch.Tensor) -> bool:
-        """Return whether the value of a tensor is known."""
-        return self._lookup(tensor) is not None
+    def value_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the value of a tensor in memory of its own, if it is known."""
+        value = self._lookup(tensor)
+        if value is None:
+            return None
+        with _torch.no_modes():
+            return value.clone()
 
     def follow(self, operator: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Compute beside the trace what `operator` made, if that is known."""
@@ -213,9 +217,9 @@ class Recorder(TorchDispatchMode):
             self._checkpoints.append(outermost)
         return user_line(frames), None if outermost is None else self._checkpoints.index(outermost)
 
-    def is_known(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor depends on nothing but constants, see Note [Known values]."""
-        return self._known.knows(tensor)
+    def known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return what a tensor is that depends on nothing but constants, see Note [Known values]."""
+        return self._known.value_of(tensor)
 
     def _refuse_buffers(self, written: list[Any]) -> None:
         """Refuse writes into buffers in a checkpoint, which the eager run does once more in its backward pass."""

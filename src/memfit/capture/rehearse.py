@@ -14,13 +14,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memfit.accelerator import accelerators_of, generator_states, generators_kept
 from memfit.capture.autocast import autocast, autocast_state
 from memfit.capture.hooks import run_without_hooks
 from memfit.capture.outputs import differentiated, take_apart, without_gradient
-from memfit.capture.sample import Sample
+from memfit.capture.sample import Sample, with_others
 from memfit.capture.state import Keep, State, copied
 from memfit.errors import CaptureError
 
@@ -76,8 +75,8 @@ def step(
     """
     drop_gradients(model, sample)
     torch.manual_seed(seed)
-    args, kwargs = pytree.tree_map(lambda each: each, (sample.args, dict(sample.kwargs)))  # lists may be written
-    output = model(*args, **kwargs)
+    given = with_others(sample.args, sample.kwargs)  # lists may be written
+    output = model(*given.args, **given.kwargs)
     return differentiate([output], seed=seed, backward_from=backward_from, before_backward=before_backward)
 
 
@@ -143,7 +142,8 @@ def forward_with_results(
     """Run the forward pass of a step alone, recorded by autograd as in a step; gradients are none."""
     with nothing_remains(model, sample, keep=keep):
         torch.manual_seed(seed)
-        tensors, _ = take_apart(model(*sample.args, **sample.kwargs))
+        given = with_others(sample.args, sample.kwargs)
+        tensors, _ = take_apart(model(*given.args, **given.kwargs))
         starts = [tensors[index].detach() for index in differentiated(tensors, backward_from)]
         del tensors
         return use(

@@ -2,14 +2,14 @@
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from memfit.capture.outputs import key_name
+from memfit.capture.outputs import children_of, key_name
 from memfit.errors import InvalidModel, InvalidSample
 from memfit.tensors import tensors_in
 
@@ -48,7 +48,35 @@ def cut_off(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Sample:
     def alone(tensor: torch.Tensor) -> torch.Tensor:
         return cut.setdefault(id(tensor), tensor.detach().requires_grad_(tensor.requires_grad))
 
-    return Sample(*pytree.tree_map_only(torch.Tensor, alone, (args, dict(kwargs))))
+    return with_others(args, kwargs, alone)
+
+
+def with_others(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], other: Callable[[torch.Tensor], torch.Tensor] = lambda each: each
+) -> Sample:
+    """Return the same arguments in other lists and dictionaries, and maybe other tensors."""
+    ordered = dict(kwargs)
+    leaves = pytree.tree_leaves((args, ordered))
+    given = iter([other(each) if isinstance(each, torch.Tensor) else each for each in leaves])
+    made: dict[int, Any] = {}
+    return Sample(
+        tuple([with_leaves(each, given, made) for each in args]),
+        {name: with_leaves(each, given, made) for name, each in ordered.items()},
+    )
+
+
+def with_leaves(value: Any, leaves: Iterator[Any], made: dict[int, Any]) -> Any:
+    """Return a container like another one with other leaves; `made` has those that are there twice."""
+    if not is_container(value):
+        return next(leaves)
+    children, spec = children_of(value)
+    own = pytree.tree_unflatten([with_leaves(each, leaves, made) for each in children], spec)
+    return made.setdefault(id(value), torch.Size(own) if isinstance(value, torch.Size) else own)
+
+
+def is_container(value: Any) -> bool:
+    """Return whether torch takes a value apart."""
+    return type(value) in pytree.SUPPORTED_NODES or pytree.is_namedtuple_instance(value)
 
 
 def without_graph(sample: Sample) -> Sample:

@@ -9,10 +9,13 @@ Note [Written parameters]
 
 import contextlib
 import dataclasses
+import functools
+import gc
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,9 +27,11 @@ from memfit.capture.sample import Sample
 from memfit.capture.spilled import SpillFile, is_plain
 from memfit.collecting import collected_later
 from memfit.errors import CaptureError
+from memfit.tensors import tensors_in
 
 Keep = Callable[[torch.Tensor], Callable[[], torch.Tensor]]  # remembers a tensor, and returns what gives it back
 
+_CACHES = (functools._lru_cache_wrapper,)
 _CONTAINERS = (dict, list, set, deque)
 _WRITTEN: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()  # by model: what its first step wrote into
 
@@ -38,14 +43,25 @@ def copied(tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 @contextlib.contextmanager
-def draws_put_back(model: nn.Module, sample: Sample) -> Iterator[None]:
-    """Put back generators, iterators and arrays, which a forward moves on also where tensors have no memory."""
+def draws_put_back(model: nn.Module, sample: Sample) -> Iterator[Callable[[], None]]:
+    """Put back generators, iterators and arrays, which a forward moves on also where tensors have no memory.
+
+    Yield what clears caches of functions (`functools.lru_cache`) that were filled since, with tensors of a trace maybe.
+    """
     with collected_later():
         things = [thing for _, thing in Reachable(_roots(model, sample)).things.values()]
         found = [put_back_of(each) for each in things if not isinstance(each, _CONTAINERS)]
+    misses = [(each, each.cache_info().misses) for each in things if isinstance(each, _CACHES)]
+
+    def clear_caches() -> None:
+        for cache, before in misses:
+            if cache.cache_info().misses != before and _holds_tensors(cache):
+                cache.cache_clear()
+
     try:
-        yield
+        yield clear_caches
     finally:
+        clear_caches()
         for put_back in found:
             if put_back is not None:
                 put_back()
@@ -159,6 +175,12 @@ def _roots(model: nn.Module, sample: Sample) -> list[tuple[str, object]]:
         generators.append(sys.modules["numpy"].random.mtrand._rand)
     given = (("an argument", each) for each in (sample.args, dict(sample.kwargs)))
     return [*given, *(("a generator", each) for each in generators), ("", model)]
+
+
+def _holds_tensors(cache: Any) -> bool:
+    """Return whether a cache of a function has tensors among its results; others say once what is to be said once."""
+    held = gc.get_referents(cache)
+    return bool(tensors_in([*held, *(value for each in held if type(each) is dict for value in each.values())]))
 
 
 def _putting_back(reached: Reachable) -> Iterator[PutBack]:

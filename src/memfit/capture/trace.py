@@ -8,7 +8,7 @@ import operator
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,18 +18,18 @@ from torch.utils import _pytree as pytree
 from memfit import _torch
 from memfit._memory_events import MemoryRecorder
 from memfit.alone import alone, others_run
-from memfit.capture.arguments import GivenContainers, as_given
+from memfit.capture.arguments import GivenArguments, Results
 from memfit.capture.autocast import autocast, autocast_state, casts_noted
 from memfit.capture.borders import places_of_inner, uses_of
 from memfit.capture.diagnose import explain
-from memfit.capture.effects import Effect
+from memfit.capture.effects import Effect, Left
 from memfit.capture.gradient_layouts import Starts, starting_in, take_out_copies
 from memfit.capture.guards import Guards
 from memfit.capture.hooks import hooks_left_out
 from memfit.capture.late_reads import LateReads
 from memfit.capture.layout import ChannelsLast, lies_channels_last
 from memfit.capture.numbers import Numbers
-from memfit.capture.outputs import OutputTemplate, differentiated, take_apart, without_gradient
+from memfit.capture.outputs import OutputTemplate, Parts, differentiated, without_gradient
 from memfit.capture.reads import Reads
 from memfit.capture.real_layouts import real_layouts
 from memfit.capture.record import ANNOTATION, ModuleStack, Recorder
@@ -60,6 +60,7 @@ class Joint:
     avoided_values: bool = False  # traced with `tracing_flags`: libraries may have taken another way than eager
     guards: Guards = dataclasses.field(default_factory=lambda: Guards([], []))  # what the forward has read
     effects: tuple[Effect, ...] = ()  # what it leaves behind
+    takes_containers: bool = False  # it returns, or writes into, lists and dictionaries that it is given
     numbers: Numbers = dataclasses.field(default_factory=Numbers)  # that calls take anew
     starts: Starts = ()  # layouts of the gradients of outputs, where they are not those of the outputs
     state_names: tuple[str, ...] = ()  # of parameters, then of buffers, as calls are given them
@@ -74,6 +75,11 @@ class Joint:
     def graph_module(self) -> fx.GraphModule:
         graph_module: fx.GraphModule = self.export.graph_module
         return graph_module
+
+    @property
+    def results(self) -> Results:
+        """What a call leaves behind and returns."""
+        return Results(self.template, self.effects, self.takes_containers)
 
     @property
     def changes_arguments(self) -> bool:
@@ -129,10 +135,12 @@ def traced(
     with alone(), contextlib.ExitStack() as stack:
         start = time.monotonic()
         stack.enter_context(hooks_left_out(model))
-        stack.enter_context(draws_put_back(model, sample))
+        clear_caches = stack.enter_context(draws_put_back(model, sample))
         snapshot = Snapshot(model)
         stack.callback(snapshot.restore)
-        subject = _Subject(model, sample, snapshot, backward_from, with_hooks, outputs, channels_last, starts, runs)
+        subject = _Subject(
+            model, sample, clear_caches, snapshot, backward_from, with_hooks, outputs, channels_last, starts, runs
+        )
         stack.callback(subject.reads.restore)
         stack.callback(subject.numbers.restore)
         joint = _export(stack, subject, _as_fake_as(model, sample))
@@ -197,6 +205,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         avoided_values=last_try,
         guards=guards,
         effects=subject.effects,
+        takes_containers=subject.takes_containers,
         numbers=subject.numbers,
         starts=subject.starts,
         late=subject.late,
@@ -215,6 +224,7 @@ class _Subject(nn.Module):
         self,
         model: nn.Module,
         sample: Sample,
+        clear_caches: Callable[[], None],
         snapshot: "Snapshot",
         backward_from: str,
         with_hooks: bool,
@@ -226,6 +236,7 @@ class _Subject(nn.Module):
         super().__init__()
         self.model = model
         self._sample = sample
+        self._clear_caches = clear_caches
         self._snapshot = snapshot
         self._with_hooks = with_hooks
         self.module_stack = ModuleStack(model)
@@ -247,6 +258,8 @@ class _Subject(nn.Module):
         self._generator = torch.get_rng_state()
         self._contents: list[tuple[str, tuple[Any, ...]]] = []  # after the forward
         self.effects: tuple[Effect, ...] = ()
+        self.takes_containers = False
+        self._own_states = states_of_calls(model)
         self.arrivals: list[int] = []
         self.late = LateReads()
         self.inner: tuple[int, ...] = ()
@@ -256,22 +269,23 @@ class _Subject(nn.Module):
         self.training = model.training
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
-        args, kwargs = as_given(self._sample, args, kwargs)
+        self._clear_caches()
         self.numbers.restore()
         self._snapshot.restore_attributes()  # the forward is traced more than once
         self.reads.restore()
-        self._note_arrivals([*states_of_calls(self.model), *pytree.tree_leaves((args, kwargs))])
+        states = states_of_calls(self.model)
+        arguments = GivenArguments(self._sample, args, kwargs, states, self._own_states)
+        self._note_arrivals([*states, *arguments.leaves])
         noted: list[bool] = []  # autocast blocks of the model's own
         casts = functools.partial(any, (self.autocast, noted))
         recorder = Recorder(self.module_stack, self.reads.ran, casts=casts, runs=self._runs)
-        tensors_given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+        tensors_given = [*arguments.tensors]
         for each in self.model.parameters():
-            each._is_param = True  # type: ignore[attr-defined]  # what `isinstance(each, nn.Parameter)` looks at
+            each._is_param = True  # what `isinstance(each, nn.Parameter)` looks at
             tensors_given.append(each)
         refusals: contextlib.AbstractContextManager[Refusals] = contextlib.nullcontext(Refusals())
         if self._runs:
             refusals = refusing(again=self._traces > 0, given=tensors_given, anomaly=self._finds_anomalies)
-        containers = GivenContainers(args, kwargs)
         self._traces += 1
         with (
             self.module_stack.following(),
@@ -283,34 +297,38 @@ class _Subject(nn.Module):
             buffers = buffers_by_place(self.model)
             in_layout = ChannelsLast() if self._channels_last else contextlib.nullcontext()
             self.numbers.begin()
-            with autocast(self.autocast), casts_noted(noted), in_layout:
-                output = (self.model if self._with_hooks else self.model.forward)(*args, **kwargs)
+            with autocast(self.autocast), casts_noted(noted, usual=self._keeps_casts), in_layout:
+                output = (self.model if self._with_hooks else self.model.forward)(*arguments.args, **arguments.kwargs)
             self.late = LateReads.of(tensors_in(output), refused)
             self.numbers.restore()
             keep_buffers(self.model, buffers)
         self.casts_once = any(noted) or (bool(self.autocast) and self._keeps_casts)
-        given = [*states_of_calls(self.model), *pytree.tree_leaves((args, kwargs))]
+        given = [*states_of_calls(self.model), *arguments.leaves]
         if self._runs:
             check_no_attributes(tensors_in(output))
-            containers.check_unchanged()
-        effects, left = self._left_behind(recorder, given, output) if self._runs else ([], [])
+        left = self._left_behind(recorder, arguments, len(given)) if self._runs else []
         self._contents = self._read_contents()
-        tensors, self.template = take_apart(output, given)
-        if not any(each.requires_grad for each in tensors):  # but a parameter, which is returned
-            tensors, self.template = take_apart(output)
+        parts = self._parts([output, *(each.value for each in left)], given, arguments)
+        self.template = parts.output(output)
+        tensors = [*parts.tensors]
         if self._channels_last and not any(map(lies_channels_last, pytree.tree_leaves((args, kwargs)))):
             tensors = [each.contiguous() if lies_channels_last(each) else each for each in tensors]
         self.differentiated = differentiated(tensors, self._backward_from)
-        if not self.differentiated:
-            raise without_gradient(type(self.model).__name__)
         if self._outputs == "loss":
             self.template = self.template.only(self.differentiated)
             tensors = [tensors[index] for index in self.differentiated]
+            parts.keep(self.differentiated)
             self.differentiated = tuple(range(len(tensors)))
-        self.effects = tuple(each.shifted(len(tensors)) for each in effects)
-        places = range(len(tensors), len(tensors) + len(left))
-        self.differentiated += tuple(place for place, each in zip(places, left, strict=True) if each.requires_grad)
-        tensors += left
+        self.effects = tuple(each.effect(parts) for each in left)
+        self.takes_containers = parts.takes_from(len(given)) or any(each.given is not None for each in left)
+        left_tensors = parts.tensors[len(tensors) :]
+        places = range(len(tensors), len(parts.tensors))
+        self.differentiated += tuple(
+            place for place, each in zip(places, left_tensors, strict=True) if each.requires_grad
+        )
+        tensors += left_tensors
+        if not self.differentiated:
+            raise without_gradient(type(self.model).__name__)
         self.inner = tuple(places_of_inner(tensors))
         self.uses = tuple(uses_of(tensors, given))
         self.numbers.follow()  # functions of the backward pass may read them, too
@@ -347,10 +365,21 @@ class _Subject(nn.Module):
     def _read_contents(self) -> list[tuple[str, tuple[Any, ...]]]:
         return [*self._snapshot.contents(), *self.reads.contents()] if self._runs else []
 
-    def _left_behind(
-        self, recorder: Recorder, given: list[Any], output: Any
-    ) -> tuple[list[Effect], list[torch.Tensor]]:
-        """Return the things the forward has left on the model; ValueError if a call cannot do that again."""
+    def _parts(self, values: list[Any], given: list[Any], arguments: GivenArguments) -> Parts:
+        """Return what takes apart all that a call makes."""
+        kept = [each for _, each in self.reads.held()] if self._runs else []
+        parts = Parts(values, [*given, *arguments.containers], kept)
+        parts.output(values[0])
+        needs_grad = any(each.requires_grad for each in parts.tensors)
+        if not needs_grad:  # but a parameter, which is returned
+            given = [None if isinstance(each, torch.Tensor) else each for each in given]
+        return Parts(values, [*given, *arguments.containers], kept)
+
+    def _left_behind(self, recorder: Recorder, arguments: GivenArguments, first: int) -> list[Left]:
+        """Return the things the forward has left behind; ValueError if a call cannot do that again.
+
+        `first` is the place of the first container among what a call is given.
+        """
         is_alone = not others_run()  # else it may have been another thread that drew
         if (drawn := self._snapshot.drawn()) and (is_alone or self.reads.may_draw()):
             raise ValueError(
@@ -362,7 +391,9 @@ class _Subject(nn.Module):
             was_seeded = not torch.equal(now, self._generator) and (is_alone or _is_seeded(now, self._generator))
         if was_seeded:
             raise ValueError("the forward seeds torch's generator, which a captured call would not do again")
-        return self.reads.effects(recorder.is_known, given, output)
+        held = self.reads.held()
+        arguments.check_apart({id(each): path for path, each in held})
+        return [*self.reads.left_behind(recorder.known_value), *arguments.left(first)]
 
 
 def _is_seeded(state: torch.Tensor, before: torch.Tensor) -> bool:

@@ -35,6 +35,7 @@ from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit.alone import alone
+from memfit.capture.arguments import containers_in
 from memfit.capture.blame import BUGS, failed_running, is_of_the_model
 from memfit.capture.guards import Place
 from memfit.capture.numbers import following
@@ -198,13 +199,18 @@ class PlannedForward:
         if not self.active or _torch.is_transformed() or self._is_looked_at(leaves):
             return self.original(*args, **kwargs)
         last = self._last  # another thread may replace it
-        if last is not None and (same := last.states(leaves, spec)) is not None and last.call.guards.hold():
+        if (
+            last is not None
+            and (same := last.states(leaves, spec, args, kwargs)) is not None
+            and last.call.guards.hold()
+        ):
             self.runs += 1
             return last.call(same, args, kwargs)
         modules, states = parts_of(self._model)
         if not self._model.training or not torch.is_grad_enabled() or not requires_grad(states, leaves):
             return self.original(*args, **kwargs)
-        kind = kind_of_call(modules, states, leaves, spec)
+        containers = containers_in(args, kwargs)
+        kind = kind_of_call(modules, states, leaves, spec, containers)
         of_kind = self.calls.get(kind, [])
         call = next((each for each in of_kind if each.guards.hold()), None)
         if call is None:
@@ -215,7 +221,7 @@ class PlannedForward:
                     raise
                 return self.original(*args, **kwargs)  # raises what the loop may be waiting for
         # Calls of several kinds in turns are not worth being remembered one by one.
-        self._last = LastCall.of(call, modules, states, leaves, spec) if call is self._before else None
+        self._last = LastCall.of(call, modules, states, leaves, spec, containers) if call is self._before else None
         self._before = call
         self.runs += 1
         call.look_again()
@@ -265,7 +271,8 @@ class PlannedForward:
         """Capture this kind of call, so that the next one of it runs at once."""
         modules, states = parts_of(self._model)
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        self.calls[kind_of_call(modules, states, leaves, spec)] = [self._captured(args, kwargs)]
+        call = self._captured(args, kwargs)
+        self.calls[kind_of_call(modules, states, leaves, spec, containers_in(args, kwargs))] = [call]
         self._last = None
 
     def restore(self) -> None:

@@ -53,12 +53,12 @@ class CompiledCall:
         runs in its place.
         """
         self._kept_gradients = kept_gradients
-        self._template = joint.template
+        self._results = joint.results
         self._keywords = _torch.keywords_of(joint.export)
         self._differentiated = joint.differentiated
         self._guarded = joint.undifferentiated
-        self._effects = joint.effects
         self._inner = joint.inner
+        self._unused = [place for place, uses in enumerate(joint.uses) if place >= len(joint.state_names) and not uses]
         self._several = SeveralUses(joint) if any(joint.uses) else None
         self.guards = joint.guards
         self.changes_only_buffers = not joint.changes_arguments and not joint.changes_parameters
@@ -106,6 +106,14 @@ class CompiledCall:
 
         return self._layouts.compiled(graph, arriving)
 
+    def _cut_off(self, given: list[Any]) -> list[Any]:
+        """Take arguments that get no gradient from the graph behind them, which autograd would go through."""
+        for place in self._unused:
+            each = given[place]
+            if isinstance(each, torch.Tensor) and each.grad_fn is not None:
+                given[place] = each.detach()
+        return given
+
     def look_again(self) -> None:
         """Expect other parameters, with other hooks, at the next call."""
         self._order.look_again()
@@ -120,7 +128,7 @@ class CompiledCall:
             values = self._numbers.taken()
             self._numbers.put(values)
         slots = {} if self._several is None or not torch.is_grad_enabled() else self._several.slots(given)
-        tensors = list(self._run(self._order.of(given, slots)))
+        tensors = list(self._run(self._cut_off(self._order.of(given, slots))))
         if self._numbers is not None and torch.is_grad_enabled():
             _numbers_of_backward(self._numbers, values, tensors[self._differentiated[0]], late=self._late_names)
         if not self._is_explained and torch.is_grad_enabled():
@@ -143,10 +151,7 @@ class CompiledCall:
             start = tensors[self._differentiated[0]]
             for index in self._guarded:
                 tensors[index] = _NotDifferentiated.apply(tensors[index], start)
-        output = self._template.rebuild(tensors, given)
-        for effect in self._effects:
-            effect.apply(tensors, given, output)
-        return output
+        return self._results.of(tensors, given, args, ordered)
 
 
 def _compare_before_backward(late: Guards, output: torch.Tensor) -> None:

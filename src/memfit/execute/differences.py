@@ -21,7 +21,7 @@ def difference(before: Any, now: Any, names: Sequence[str], modules: Sequence[nn
             if was != layout:
                 return _layouts(names[place] if place < len(names) else f"tensor {place}", was, layout)
     if before[3] != now[3]:
-        return "other tensors than before are given twice"
+        return "other tensors, lists or dictionaries than before are given twice"
     if before[5] == now[5]:
         for was, constant in zip(before[4], now[4], strict=True):
             if was != constant:

@@ -3,9 +3,9 @@
 Note [Kinds of calls]
     A captured call is right for every call that is like the one it was captured from: the same modules in the same
     modes, parameters and buffers of the same layout, arguments of the same layout and the same constants, the same
-    tensors given twice, autocast, the default dtype, deterministic algorithms and the kernels of attention set alike.
-    What the model's code has read beside these (`dropout.p`, a global) is compared too, see `capture/guards.py`; of one
-    kind there may be several captured calls that have read different values.
+    tensors, lists and dictionaries given twice, autocast, the default dtype, deterministic algorithms and the kernels
+    of attention set alike. What the model's code has read beside these (`dropout.p`, a global) is compared too, see
+    `capture/guards.py`; of one kind there may be several captured calls that have read different values.
 
 Note [Like the last call]
     As a rule a call is of the kind of the one before. From the second of a kind in a row on, what was looked at is
@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit.accelerator import kinds
+from memfit.capture.arguments import containers_in, pattern_of
 from memfit.capture.outputs import is_constant
 from memfit.errors import InvalidInput
 from memfit.execute.call import Call
@@ -47,11 +48,18 @@ class LastCall:
     are_tensors: list[bool]  # of the arguments
     constants: list[Any]  # the other arguments
     spec: Any
+    pattern: tuple[int, ...] | None  # which lists and dictionaries among the arguments are one; None: there are none
     settings: Any  # of torch
 
     @classmethod
     def of(
-        cls, call: Call, modules: list[nn.Module], states: list[torch.Tensor], leaves: list[Any], spec: Any
+        cls,
+        call: Call,
+        modules: list[nn.Module],
+        states: list[torch.Tensor],
+        leaves: list[Any],
+        spec: Any,
+        containers: list[Any],
     ) -> "LastCall | None":
         """None if the next call is to be looked up whatever it is."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -70,10 +78,11 @@ class LastCall:
             are_tensors=[isinstance(leaf, torch.Tensor) for leaf in leaves],
             constants=[_constant(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)],
             spec=spec,
+            pattern=pattern_of(containers) if containers else None,
             settings=_settings(),
         )
 
-    def states(self, leaves: list[Any], spec: Any) -> list[torch.Tensor] | None:
+    def states(self, leaves: list[Any], spec: Any, args: Any, kwargs: Any) -> list[torch.Tensor] | None:
         """Parameters and buffers of a call with these arguments, if it is of the same kind."""
         if not torch.is_grad_enabled() or _children(self.modules) != self.children:
             return None
@@ -83,6 +92,7 @@ class LastCall:
             [module.training for module in self.modules] == self.modes
             and list(map(id, states)) == self.state_ids
             and spec == self.spec
+            and (self.pattern is None or pattern_of(containers_in(args, kwargs)) == self.pattern)
             and [isinstance(leaf, torch.Tensor) for leaf in leaves] == self.are_tensors
             and _are_others(tensors, self.state_ids)
             and self.are_laid_out_so(*[states[place] for place in self.different], *tensors)
@@ -142,10 +152,12 @@ def attributes_on(leaves: list[Any]) -> list[str]:
 
 def kind_of_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What two calls of one module have in common if they are of one kind, see Note [Kinds of calls]."""
-    return kind_of_call([], [], *pytree.tree_flatten((args, kwargs)))
+    return kind_of_call([], [], *pytree.tree_flatten((args, kwargs)), containers_in(args, kwargs))
 
 
-def kind_of_call(modules: list[nn.Module], states: list[torch.Tensor], leaves: list[Any], spec: Any) -> Any:
+def kind_of_call(
+    modules: list[nn.Module], states: list[torch.Tensor], leaves: list[Any], spec: Any, containers: list[Any]
+) -> Any:
     """See Note [Kinds of calls]."""
     first_place: dict[int, int] = {}
     tensors = [*states, *(leaf for leaf in leaves if isinstance(leaf, torch.Tensor))]
@@ -153,7 +165,7 @@ def kind_of_call(modules: list[nn.Module], states: list[torch.Tensor], leaves: l
         tuple(modules),
         tuple([module.training for module in modules]),
         tuple([_layout(tensor) for tensor in tensors]),
-        tuple([first_place.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)]),
+        (*[first_place.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)], *pattern_of(containers)),
         tuple([None if isinstance(leaf, torch.Tensor) else _constant(leaf) for leaf in leaves]),
         spec,
         _settings(),

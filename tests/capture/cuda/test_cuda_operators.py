@@ -201,3 +201,16 @@ def test_dropping_nothing_copies_nothing():
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.0), nn.Linear(8, 8))
     assert "aten.clone.default" not in names(targets(model, torch.randn(4, 8)))
     assert names(targets(model.eval(), torch.randn(4, 8))) == names(targets(model, torch.randn(4, 8), None))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_recurrent_layers_run_in_16_bits_under_autocast(kind):
+    model, batch = kind(16, 16), torch.randn(3, 2, 16)
+
+    def loss(model, batch):
+        with torch.autocast("cpu", torch.float16):
+            return model(batch)[0].sum()
+
+    graph = memfit.estimate(model, batch, loss=loss, device="A100-40GB", progress=False).graph
+    (layer,) = (each for each in graph.operations if each.target == "aten._cudnn_rnn.default")
+    assert graph.storages[layer.outputs[0]].dtype == "float16"

@@ -64,7 +64,12 @@ def _run(
     bidirectional: bool,
     batch_first: bool,
 ) -> Any:
-    """Call cuDNN's operator for all layers at once."""
+    """Call cuDNN's operator for all layers at once, under autocast in 16 bits (`autocast_mode`'s `_cudnn_rnn`)."""
+    if torch.is_autocast_enabled("cpu") and values.is_floating_point():
+        dtype = torch.get_autocast_dtype("cpu")
+        values, hidden = values.to(dtype), hidden.to(dtype)
+        cell = None if cell is None else cell.to(dtype)
+        weights = [each.to(dtype) for each in weights]
     size = cell.size(2) if cell is not None else hidden.size(2)
     projected = hidden.size(2) if hidden.size(2) != size else 0
     stride = (4 if has_biases else 2) + (1 if projected else 0)
