@@ -207,7 +207,7 @@ class _Writer(TorchDispatchMode):
         if self._is_of_another_node(first):  # gradients are added up, unless the first is a view
             is_whole = not first._is_view() and first.nbytes == first.untyped_storage().nbytes()
             return WrittenOver.IF_LAST if func is aten.add.Tensor and is_whole else WrittenOver.NO
-        in_formula = func in _IN_PLACE_FORMULAS.get(node.name(), ())
+        in_formula = func in _IN_PLACE_FORMULAS.get(_torch.node_name(node), ())
         in_zeros = func.overloadpacket in _SCATTERS and maker in _ZEROS
         return WrittenOver.YES if in_formula or in_zeros else WrittenOver.NO
 
