@@ -71,6 +71,8 @@ def labelled(x: torch.Tensor) -> torch.Tensor:
 
 
 FUNCTIONS = {
+    "products so far": lambda x: (x.sigmoid() + 0.5).cumprod(-1) * x,
+    "products along another axis": lambda x: torch.cumprod(x.sigmoid() + 0.5, dim=0) * x,
     "a name on a node": labelled,
     "held by a variable": held_by_a_variable,
     "released inside a formula": lambda x: x.logcumsumexp(1),

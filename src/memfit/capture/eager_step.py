@@ -21,6 +21,7 @@ from memfit import _torch
 from memfit._memory_events import MemoryRecorder
 from memfit.alone import alone
 from memfit.capture.autocast import autocast, autocast_state
+from memfit.capture.eager_formulas import EagerFormulas
 from memfit.capture.journal import Journal, WrittenOver
 from memfit.capture.outputs import differentiated, take_apart
 from memfit.capture.real_layouts import real_layouts
@@ -80,6 +81,7 @@ class _Run:
             autocast(state, enabled=False),
             self._mode,
             writer,
+            EagerFormulas(),
         ):
             outputs = [self._forward(state)]
             held, starts = self._starts(outputs, backward_from)
