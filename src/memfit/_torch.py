@@ -260,6 +260,12 @@ def compiled_node(result: torch.Tensor) -> Any:
     return node
 
 
+def node_name(node: Any) -> str:
+    """Return the name of a node of autograd, whatever a function written by hand has put on it (`ctx.name = ...`)."""
+    name: str = type(node).name(node)
+    return name
+
+
 def sequence_number(node: Any) -> int:
     """Tell when a node of autograd was recorded."""
     number: int = node._sequence_nr()

@@ -11,6 +11,7 @@ from torch import nn
 
 from memfit.alone import alone
 from memfit.capture.diagnose import refusals_as_capture_errors
+from memfit.capture.hooks import warn_of_hooks
 from memfit.capture.sample import Sample, check_initialized
 from memfit.capture.with_loss import ModelCall, call_of_model, with_modes_of_now
 from memfit.describe import device_of, is_for_cuda, model_digest
@@ -54,7 +55,7 @@ from memfit.recipe import (
     without_channels_last,
 )
 from memfit.regions.estimate import measured_estimate
-from memfit.regions.planner import could_be_in_regions, make_region_planner
+from memfit.regions.planner import could_be_in_regions, make_region_planner, plan_by_regions
 from memfit.regions.run import RegionRunner, apply_regions, plan_in_regions
 from memfit.runner import Runner
 from memfit.tensors import storage_bytes
@@ -223,7 +224,7 @@ def _plan(model: nn.Module, example: Sample, recipe: Recipe, progress: ProgressL
             recipe = without_channels_last(recipe)
             recipe = _of_tensors(recipe, model, example)
             with refusals_as_capture_errors(type(model).__name__):
-                return _said(make_region_planner(model, example, recipe, error).plan(recipe), model)
+                return _said(plan_by_regions(model, example, recipe, error), model)
 
 
 def _plan_whole(model: nn.Module, example: Sample, recipe: Recipe) -> Plan:
@@ -306,6 +307,8 @@ def fit(
         report=report,
     )
     call = _call(model, sample, loss)
+    if not recipe.is_unplanned:
+        warn_of_hooks(model)
     with call.modes():
         fitted = fit_by(recipe, model, call.sample, progress)
     plan = plan_of(fitted)
@@ -334,7 +337,7 @@ def fit_by(recipe: Recipe, model: nn.Module, example: Sample, progress: Progress
 def _fit_regions(recipe: Recipe, model: nn.Module, example: Sample, error: CaptureError) -> nn.Module:
     recipe = _of_tensors(without_channels_last(_with_known_loss(recipe)), model, example)
     with removed(model), refusals_as_capture_errors(type(model).__name__):
-        plan = make_region_planner(model, example, recipe, error).plan(recipe)
+        plan = plan_by_regions(model, example, recipe, error)
     return apply_regions(plan, model, example)
 
 

@@ -24,6 +24,7 @@ from memfit.plan.identity import identity_program
 from memfit.plan.plan import Plan, fates_of
 from memfit.plan.prefetch import brought_back_early
 from memfit.plan.problem import Problem
+from memfit.plan.promises import promise, promised
 from memfit.plan.select import selected_values
 from memfit.plan.solve import OPTIMIZER_STEP, OUTSIDE_LOSS, Planner, Solution
 from memfit.prepare import Prepared, held_gradient_bytes, with_compiled_costs, with_step_times
@@ -81,6 +82,7 @@ def solve(planner: Planner, prepared: Prepared, recipe: Recipe, effort: _Effort 
         smallest, smallest_bytes = _smallest(planner, prepared, recipe)
         if smallest_bytes <= limit:
             return smallest, limit
+        promise(planner, [smallest.expansion])  # see Note [Promises of a refusal] in `plan/promises.py`
         raise _infeasible(planner, recipe, limit, smallest, smallest_bytes) from None
 
 
@@ -138,6 +140,7 @@ class StepPlanner:
         self.prepared = prepared
         self._is_warm = False  # whether steps of this model ran just before
         self.planner = make_planner(model, prepared, recipe)
+        self.planner.found += promised(self.planner)
 
     def plan(self, recipe: Recipe) -> Plan:
         """Solve, and write down what was found and what is known about it; see Note [Plan, run, plan again]."""

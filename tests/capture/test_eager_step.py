@@ -1,6 +1,7 @@
 """What eager takes and releases, and when, is seen without memory: in variables, in formulas, in writes in place."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +48,32 @@ def unrolled(x: torch.Tensor) -> torch.Tensor:
     return written
 
 
+class Labelled(torch.autograd.Function):
+    """Puts a name of its own on the node that autograd makes of it, over what tells that node's name."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        positive = x > 0
+        ctx.name = "labelled"
+        ctx.save_for_backward(x, positive)
+        ctx.mark_non_differentiable(positive)
+        return x * 2, positive
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor, none: torch.Tensor) -> torch.Tensor:
+        x, positive = ctx.saved_tensors
+        return gradient * x + gradient * positive
+
+
+def labelled(x: torch.Tensor) -> torch.Tensor:
+    doubled, positive = Labelled.apply(x)
+    return doubled * positive
+
+
 FUNCTIONS = {
+    "products so far": lambda x: (x.sigmoid() + 0.5).cumprod(-1) * x,
+    "products along another axis": lambda x: torch.cumprod(x.sigmoid() + 0.5, dim=0) * x,
+    "a name on a node": labelled,
     "held by a variable": held_by_a_variable,
     "released inside a formula": lambda x: x.logcumsumexp(1),
     "norm": lambda x: x.norm(3, dim=1),
@@ -93,6 +119,10 @@ def test_nothing_is_left_behind() -> None:
     assert all(one is other for one, other in zip(parameters, model.parameters(), strict=True))
     assert all(each.grad is None for each in parameters)
     assert torch.equal(generator, torch.get_rng_state())
+
+
+def test_a_name_that_a_function_puts_on_its_node_is_not_called() -> None:
+    assert eager_step(Model(labelled), Sample.of(torch.randn(ROWS, WIDTH))) is not None
 
 
 def test_a_forward_that_asks_for_values_is_left_to_others() -> None:

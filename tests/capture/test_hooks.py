@@ -8,6 +8,8 @@ from torch import nn
 
 import memfit
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*has hooks, which do not run while a step is planned")
+
 
 class Blocks(nn.Module):
     def __init__(self) -> None:
@@ -57,6 +59,18 @@ def test_a_hook_that_was_there_before_runs_in_every_step() -> None:
     assert set(plan.regions) == {"one", "two"}
     assert losses_of(fitted, batches) == losses_of(plain, batches)
     assert seen["fitted"] == seen["plain"]
+
+
+def test_memory_of_hooks_is_said_by_name_not_to_be_counted() -> None:
+    """A hook that makes as much as the part it is on takes the step over the budget, which a plan cannot know."""
+    _, fitted, batches = pair()
+
+    def doubled(_module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output * 2
+
+    fitted.one.register_forward_hook(doubled)
+    with pytest.warns(UserWarning, match=r"Blocks has hooks.*\(doubled \(capture/test_hooks.py:\d+\)\).*not counted"):
+        memfit.fit(fitted, batches[0], 0.95, time_limit=1, progress=False)
 
 
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward"])

@@ -15,7 +15,7 @@ from memfit.errors import CaptureError, InfeasibleBudget
 from memfit.measure.peak import measure_peak
 from memfit.plan.plan import Treatment
 from memfit.recipe import Recipe
-from memfit.regions.planner import make_region_planner
+from memfit.regions.planner import RegionPlanner, make_region_planner, plan_by_regions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ERROR = CaptureError("it asks")
@@ -107,6 +107,35 @@ def test_a_budget_that_cannot_be_met_names_the_smallest(planner):
     assert planned_at(planner, caught.value.smallest_bytes).peak_bytes == caught.value.smallest_bytes
     with pytest.raises(InfeasibleBudget):
         planned_at(planner, caught.value.smallest_bytes - 1)
+
+
+def test_the_budget_that_a_refusal_names_was_planned_for(monkeypatch):
+    """Where the step around regions takes more within a bigger budget, the next refusal would name another one."""
+    asked = []
+
+    class Within:
+        """Needs 100 bytes as measured within 50, and 120 within more."""
+
+        def __init__(self, recipe):
+            self.lowest_bytes = 100 if recipe.budget <= 50 else 120
+
+        def limit_bytes(self, recipe):
+            return recipe.budget
+
+        def plan(self, recipe):
+            asked.append(recipe.budget)
+            if recipe.budget < self.lowest_bytes:
+                raise InfeasibleBudget("no plan", smallest_bytes=self.lowest_bytes)
+            return "a plan"
+
+        has_plan = RegionPlanner.has_plan
+
+    monkeypatch.setattr("memfit.regions.planner.make_region_planner", lambda _, __, recipe, ___: Within(recipe))
+    with pytest.raises(InfeasibleBudget) as caught:
+        plan_by_regions(None, None, Recipe(budget=50), ERROR)
+    assert caught.value.smallest_bytes == 120
+    assert asked == [50, 100, 50, 120]
+    assert plan_by_regions(None, None, Recipe(budget=120), ERROR) == "a plan"
 
 
 def test_an_optimizer_is_counted(one_thread):

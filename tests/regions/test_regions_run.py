@@ -194,6 +194,7 @@ class Turning(nn.Module):
         return self.head(self.normed(x + self.bias)).tanh()
 
 
+@pytest.mark.filterwarnings("ignore:.*has hooks, which do not run while a step is planned")
 @pytest.mark.parametrize("saved", [False, True])
 def test_gradients_reach_a_region_in_the_layout_in_which_they_come_in_eager(saved, tmp_path):
     torch.manual_seed(0)

@@ -21,6 +21,7 @@ from memfit import _torch
 from memfit._memory_events import MemoryRecorder
 from memfit.alone import alone
 from memfit.capture.autocast import autocast, autocast_state
+from memfit.capture.eager_formulas import EagerFormulas
 from memfit.capture.journal import Journal, WrittenOver
 from memfit.capture.outputs import differentiated, take_apart
 from memfit.capture.real_layouts import real_layouts
@@ -80,6 +81,7 @@ class _Run:
             autocast(state, enabled=False),
             self._mode,
             writer,
+            EagerFormulas(),
         ):
             outputs = [self._forward(state)]
             held, starts = self._starts(outputs, backward_from)
@@ -207,7 +209,7 @@ class _Writer(TorchDispatchMode):
         if self._is_of_another_node(first):  # gradients are added up, unless the first is a view
             is_whole = not first._is_view() and first.nbytes == first.untyped_storage().nbytes()
             return WrittenOver.IF_LAST if func is aten.add.Tensor and is_whole else WrittenOver.NO
-        in_formula = func in _IN_PLACE_FORMULAS.get(node.name(), ())
+        in_formula = func in _IN_PLACE_FORMULAS.get(_torch.node_name(node), ())
         in_zeros = func.overloadpacket in _SCATTERS and maker in _ZEROS
         return WrittenOver.YES if in_formula or in_zeros else WrittenOver.NO
 

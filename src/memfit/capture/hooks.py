@@ -8,12 +8,13 @@ Note [Hooks]
 
 Note [Hooks run as often as in eager]
     What memfit runs for itself, to plan a step or to compare one, is no step of the user's: meanwhile hooks of the
-    user's own, of modules and of parameters, do nothing. What they make is not counted, and a model that does not run
-    without them is refused.
+    user's own, of modules and of parameters, do nothing. What they make is not counted, which is warned of by name, and
+    a model that does not run without them is refused.
 """
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from memfit.errors import CaptureError, MemfitError, first_line
 _REGISTRIES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 HOOKS_OF_ALL = tuple(f"_global{name}" for name in _REGISTRIES)
 _REGISTRIES_OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_SHOWN = 3  # in a warning
 
 
 def check_no_inner_hooks(model: nn.Module) -> None:
@@ -75,6 +77,20 @@ def run_without_hooks(model: nn.Module, tensors: Sequence[torch.Tensor] = ()) ->
             "hook does in a module of its own",
             source=_line(hook),
         ) from error
+
+
+def warn_of_hooks(model: nn.Module) -> None:
+    """Say which hooks a plan does not count, see Note [Hooks run as often as in eager]."""
+    registries = (*_of_modules(model), *_of_tensors([*model.parameters()]))
+    names = [*dict.fromkeys(_words(each) for registry in registries for each in _followed(registry))]
+    if names:
+        others = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        warnings.warn(
+            f"{type(model).__name__} has hooks, which do not run while a step is planned "
+            f"({', '.join(names[:_SHOWN])}{others}); memory that they allocate is not counted: if they make or keep "
+            "tensors, give a budget that is smaller by as much",
+            stacklevel=4,
+        )
 
 
 def _do_nothing(*_arguments: Any, **_keywords: Any) -> None:

@@ -35,6 +35,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memfit import _torch
+from memfit.capture.checks import is_check, refuse_check
 from memfit.capture.eager_calls import (
     drawn,
     made_from_draws,
@@ -239,6 +240,8 @@ class Recorder(TorchDispatchMode):
             refuse_casts_inside(func)
         if self._runs:
             refuse_other_formulas(func, args)
+        if self._runs and is_check(func):
+            refuse_check(self._known.answer(args[0]))
         source, checkpoint = self._caller()
         statistics = statistics_written(func, args) if self._runs else []
         if checkpoint is not None and self._runs and (func._schema.is_mutable or statistics):

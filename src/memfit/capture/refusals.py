@@ -21,6 +21,7 @@ import torch._tensor
 from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 
+from memfit.capture.checks import one_hot
 from memfit.capture.held import is_foreign
 from memfit.capture.record import short_line
 
@@ -75,6 +76,8 @@ class Refusals(TorchFunctionMode):
             )
         if func is torch.Tensor.register_hook:
             self.hooks += [*args[1:], *(kwargs or {}).values()]
+        if func is torch.nn.functional.one_hot:
+            return one_hot(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

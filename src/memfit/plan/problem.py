@@ -74,7 +74,7 @@ class Problem:
         runs_again: bool = True,
     ) -> None:
         """`runs_again=False`: the model's own operations run once; only alternatives make values again."""
-        self._runs_again = runs_again
+        self.runs_again = runs_again
         self.graph = graph
         self.costs = costs
         self.optimizer = optimizer or OptimizerMemory()
@@ -184,7 +184,7 @@ class Problem:
         packed = {storage for operation in _packing(self.graph) for storage in operation.outputs}
         for index, operation in _all_operations(self.graph):
             is_own = index < len(self.graph.operations)
-            if is_own and not self._runs_again:
+            if is_own and not self.runs_again:
                 continue
             possible = self.costs.time_us[index] < float("inf")
             if possible and operation.phase is Phase.FORWARD and not packed.intersection(operation.outputs):

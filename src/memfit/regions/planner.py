@@ -10,6 +10,7 @@ Note [Programs of a region]
 import dataclasses
 import itertools
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,8 +24,9 @@ from memfit.ir import Phase, Program
 from memfit.measure.optimizer import optimizer_name
 from memfit.measure.peak import held_bytes
 from memfit.pipeline import make_planner, write_plan
-from memfit.plan.expand import program_of
+from memfit.plan.expand import Expansion, program_of
 from memfit.plan.plan import Fate, Plan
+from memfit.plan.promises import promise, promised
 from memfit.plan.regions import Choice, Option, Stretch, choose, smallest, whole_peak_bytes, without_worse
 from memfit.plan.simulate import simulate
 from memfit.plan.solve import Solution
@@ -38,6 +40,7 @@ _LEAST_SHARE = 0.002  # of the activations of the step: what a region keeps at l
 _PEAK_SHARES = (1.0, 0.5, 0.25)  # of what a region's passes take above the smallest program that was found
 _KEPT_SHARES = (0.0, 0.45, 0.2, 0.7, 0.1, 1.0)  # of what the unplanned program keeps; the most telling first
 _SHORTEST_SEARCH_S = 0.1
+_MOST_PROMISES = 3  # rounds, until the budget that a refusal names is one that is planned for
 _TOLERANCE = 0.01  # of the budget: what a captured step may need more than the eager one
 
 
@@ -90,7 +93,7 @@ class RegionPlanner:
         start = time.monotonic()
         lowest = smallest(self._options, self._stretches, time_limit_s=recipe.time_limit_s)
         lowest_bytes = self._peak_bytes(lowest)
-        limit = lowest_bytes if recipe.budget == "smallest" else budget_bytes(recipe.budget, self.unplanned_peak_bytes)
+        limit = lowest_bytes if recipe.budget == "smallest" else self.limit_bytes(recipe)
         choice = self._unplanned_if_it_fits(limit) or choose(
             self._options, self._calls, self._stretches, limit, time_limit_s=recipe.time_limit_s
         )
@@ -99,6 +102,18 @@ class RegionPlanner:
         if choice is None:
             raise self._infeasible(limit, lowest, recipe)
         return self._written(choice, limit, lowest_bytes, recipe, self._seconds + time.monotonic() - start)
+
+    def has_plan(self, recipe: Recipe) -> bool:
+        """Return whether there is a plan under the recipe's budget."""
+        try:
+            self.plan(recipe)
+        except InfeasibleBudget:
+            return False
+        return True
+
+    def limit_bytes(self, recipe: Recipe) -> int:
+        """Return a budget in bytes."""
+        return budget_bytes(recipe.budget, self.unplanned_peak_bytes)
 
     def _predicted_peak_bytes(self) -> int:
         """Of the eager step, where it was not run."""
@@ -119,6 +134,7 @@ class RegionPlanner:
 
     def _infeasible(self, limit: int, lowest: Choice, recipe: Recipe) -> InfeasibleBudget:
         lowest_bytes = self._peak_bytes(lowest)
+        self._promise(lowest)
         eager, model_bytes = self._eager, held_bytes([self._model])
         always = {
             "parameters and buffers": model_bytes,
@@ -137,6 +153,15 @@ class RegionPlanner:
             on_top_bytes=max(0, lowest_bytes - sum(always.values())),
             not_allowed=[each for each in LOWERING if each not in recipe.allow],
         ).error()
+
+    def _promise(self, choice: Choice) -> None:
+        """See Note [Promises of a refusal] in `plan/promises.py`."""
+        planners = {id(region.kind): region.kind.planner for region in self._regions}
+        chosen: dict[int, list[Expansion]] = defaultdict(list)
+        for index, region in enumerate(self._regions):
+            chosen[id(region.kind)].append(self._found[index][choice[index]].solution.expansion)
+        for kind, expansions in chosen.items():
+            promise(planners[kind], expansions)
 
     def _written(self, choice: Choice, limit: int, lowest_bytes: int, recipe: Recipe, seconds: float) -> Plan:
         plans = {
@@ -174,6 +199,24 @@ class RegionPlanner:
             regions=plans,
             left_eager=self._left_eager,
         )
+
+
+def plan_by_regions(model: nn.Module, sample: Sample, recipe: Recipe, error: CaptureError) -> Plan:
+    """Plan the parts of a model, see `make_region_planner`; the budget that a refusal names was planned for.
+
+    What a step takes around regions is measured within the budget, and may be another figure within another one.
+    """
+    planner = make_region_planner(model, sample, recipe, error)
+    asked = recipe if recipe.budget == "smallest" else dataclasses.replace(recipe, budget=planner.limit_bytes(recipe))
+    for _ in range(_MOST_PROMISES):
+        try:
+            return planner.plan(asked)
+        except InfeasibleBudget as refusal:
+            named = dataclasses.replace(recipe, budget=refusal.smallest_bytes)
+            planner = make_region_planner(model, sample, named, error)
+            if planner.has_plan(named):
+                raise
+    return planner.plan(asked)
 
 
 def make_region_planner(model: nn.Module, sample: Sample, recipe: Recipe, error: CaptureError) -> RegionPlanner:
@@ -268,6 +311,8 @@ def _solutions(region: Region, recipe: Recipe, time_limit_s: float) -> Iterator[
     yield kind.planner.unplanned_solution()
     lowest = kind.planner.smallest(time_limit_s=time_limit_s / 4)
     yield lowest
+    for each in promised(kind.planner):
+        yield dataclasses.replace(lowest, expansion=each)
     room_bytes = kind.planner.unplanned.peak_bytes - lowest.expansion.peak_bytes
     for peak_share, kept_share in itertools.product(_PEAK_SHARES, _KEPT_SHARES):
         limit = lowest.expansion.peak_bytes + int(peak_share * room_bytes)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.autograd.function
 
+from memfit import _torch
 from memfit.errors import InvalidInput, first_line
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def check_twice_differentiable(lower: "Problem", loss: torch.Tensor) -> None:
             continue
         seen.add(node)
         if _is_once_only(node):
-            raise InvalidInput(_refusal(lower, f"{node.name()} is differentiated once only"))
+            raise InvalidInput(_refusal(lower, f"{_torch.node_name(node)} is differentiated once only"))
         waiting += [following for following, _ in node.next_functions]
     lower.is_known_twice_differentiable = True
 
