@@ -12,7 +12,7 @@ from torch import nn
 from memfit.alone import alone
 from memfit.capture.diagnose import refusals_as_capture_errors
 from memfit.capture.hooks import warn_of_hooks
-from memfit.capture.sample import Sample, check_initialized
+from memfit.capture.sample import Sample, check_dense, check_initialized
 from memfit.capture.with_loss import ModelCall, call_of_model, with_modes_of_now
 from memfit.describe import device_of, is_for_cuda, model_digest
 from memfit.errors import (
@@ -214,6 +214,7 @@ def plan(
 
 def _plan(model: nn.Module, example: Sample, recipe: Recipe, progress: ProgressLike) -> Plan:
     """Plan whole, or region by region if the model cannot be captured whole."""
+    check_dense(model, example)
     _say_if_above_what_is_free(recipe, model, example)
     with alone(), progress_line(progress, "tracing a training step") as line, removed(model):
         recipe = _told(recipe, line)
@@ -321,6 +322,7 @@ def fit(
 
 def fit_by(recipe: Recipe, model: nn.Module, example: Sample, progress: ProgressLike = None) -> nn.Module:
     """Plan and apply by a recipe: whole, or region by region if the model cannot be captured whole."""
+    check_dense(model, example)
     _say_if_above_what_is_free(recipe, model, example)
     with alone(), progress_line(progress, "tracing a training step") as line:
         recipe = _told(recipe, line)

@@ -83,7 +83,7 @@ def test_hooks_and_functions_that_ask_for_none_are_noted() -> None:
 
 def test_attributes_on_outputs_are_refused() -> None:
     output = torch.ones(3)
-    check_no_attributes([output])
+    check_no_attributes([output], "it returns")
     output.mark = 1
     with pytest.raises(ValueError, match="puts the attribute 'mark' on a tensor that it returns"):
-        check_no_attributes([output])
+        check_no_attributes([output], "it returns")

@@ -38,6 +38,7 @@ class GivenArguments:
         """`args` and `kwargs` are traced, in the place of those of a sample; so are `states` of the model's own."""
         ordered = {name: sample.kwargs[name] for name in kwargs}
         own = pytree.tree_leaves((sample.args, ordered))
+        self.own = own
         self.leaves = pytree.tree_leaves((args, kwargs))  # as they are traced
         first = {id(each): traced for each, traced in zip(own_states, states, strict=True)}
         same = [

@@ -9,6 +9,7 @@ import sys
 import threading
 import types
 from collections import UserDict, UserList, deque
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ _HEAP_TYPE = 1 << 9  # of `__flags__`: a class written in Python
 _FOREIGN = ("torch", "numpy", "builtins", "enum", "typing", "functools", "threading", "logging", "memfit", "_io")
 _SIMPLE_C: Any = ctypes.c_int.__mro__[1]
 _READ_WHOLE = (types.SimpleNamespace, threading.local, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+_SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
 _PYTHON = os.path.dirname(os.__file__) + os.sep
 
 
@@ -64,6 +66,17 @@ def is_object(value: Any) -> bool:
 def is_own_class(cls: type) -> bool:
     """Return whether a class is neither Python's nor torch's."""
     return bool(cls.__flags__ & _HEAP_TYPE) and cls.__module__.partition(".")[0] not in _FOREIGN
+
+
+def own_kind(values: Iterable[Any]) -> str:
+    """Return what a tensor among values is that no captured call is given; empty if all are dense ones of torch's."""
+    for each in values:
+        if isinstance(each, torch.Tensor):
+            if each.layout in _SPARSE:
+                return f"is sparse ({each.layout})"
+            if is_own_class(type(each)) and not issubclass(type(each), nn.Parameter | nn.Buffer):
+                return f"is a {type(each).__name__}, a subclass of torch.Tensor"
+    return ""
 
 
 def is_standard(cls: type) -> bool:

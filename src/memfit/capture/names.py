@@ -64,6 +64,10 @@ class Names:
         """Note what classes of the user's hold, and what their methods name."""
         self._note_names([each for cls in classes for each in self._methods_of(cls)])
 
+    def seen(self) -> list[Code]:
+        """Return the code that was looked at."""
+        return list(self._seen.items())
+
     def named_by(self, codes: Mapping[types.CodeType, dict[str, Any]]) -> dict[types.CodeType, dict[str, Any]]:
         """Return code with its globals, and that of the functions and methods that it names."""
         methods = {each.co_name: (each, around) for each, around in self._seen.items()}

@@ -14,6 +14,7 @@ import inspect
 import sys
 import threading
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils import _pytree as pytree
 
 from memfit.capture.answers import answers
+from memfit.capture.asked import check_no_identities
 from memfit.capture.effects import Left, appended
 from memfit.capture.guards import Guards, Place, elements_of
 from memfit.capture.held import generator_state, is_foreign, is_own_class
@@ -72,6 +74,7 @@ class Reads:
         self._patched: dict[type, Any] = {}
         self._caches: list[tuple[str, Any, tuple[Any, ...]]] = []  # containers that every call fills alike
         self._codes: dict[types.CodeType, dict[str, Any]] = {}  # that ran, with their globals
+        self._tied = _names_of_tied(model)
         parts = {id(module) for module in model.modules()}
         self._notes = Notes(self._watch_object, lambda module: id(module) in parts)
         self._names = Names(self._notes)
@@ -99,6 +102,18 @@ class Reads:
             self._patched.clear()
             self._is_following = False
 
+    def codes(self) -> list[tuple[types.CodeType, dict[str, Any]]]:
+        """Return the code that is known to belong to the forward so far, with its globals."""
+        return [*self._names.seen(), *self._codes.items()]
+
+    def note(self, path: str, home: Any, name: str, value: Any) -> None:
+        """Note a value that the forward has read."""
+        self._notes.note(path, home, name, value)
+
+    def note_absent(self, path: str, home: Any, name: str, value: Any) -> None:
+        """Note that the forward has asked for something that is not there."""
+        self._absent[id(home), name] = Place(path, home, name, value)
+
     def ran(self, frame: types.FrameType) -> None:
         """Note that a function runs an operator."""
         if frame.f_code not in self._codes and not in_library(frame.f_code.co_filename):
@@ -112,10 +127,13 @@ class Reads:
         self._names.note(list(self._codes.items()))
         for code, around in self._names.named_by(self._codes).items():
             if not is_foreign(code.co_filename):
+                check_no_identities(code, around, self._tied)
                 check_same_in_every_call(code, around)
                 for path, home, name, value in answers(code.co_names, named_by(code, around)):
                     self._notes.note(path, home, name, value)
         while functions := self._notes.take_functions():
+            for each in functions:
+                check_no_identities(each.__code__, each.__globals__, self._tied)
             self._names.note([(each.__code__, each.__globals__) for each in functions])
         hooks = [(name, getattr(torch_module, name)) for name in HOOKS_OF_ALL]
         of_all = [(name, each, elements_of(each)) for name, each in hooks]
@@ -287,6 +305,13 @@ class Reads:
         registries = [watched.before.get(each) for each in ("_parameters", "_buffers", "_modules")]
         if name not in watched.before and not any(name in each for each in registries if each is not None):
             self._absent[id(watched.home), name] = Place(watched.path_of(name), watched.home, name, None)
+
+
+def _names_of_tied(model: nn.Module) -> set[str]:
+    """Return the names, in their modules, of weights and buffers that are in several places."""
+    states = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    counts = Counter(id(each) for _, each in states)
+    return {name.rpartition(".")[2] for name, each in states if counts[id(each)] > 1}
 
 
 def _homes_before(watched: _Watched, cls: type, name: str) -> list[Mapping[str, Any]]:

@@ -21,6 +21,7 @@ import torch._tensor
 from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 
+from memfit.capture import asked
 from memfit.capture.checks import one_hot
 from memfit.capture.held import is_foreign
 from memfit.capture.record import short_line
@@ -44,7 +45,9 @@ _OF_ARGUMENTS: dict[Any, str] = {
     _IS_LEAF.__get__: "is_leaf",
     _GRAD_FN.__get__: "grad_fn",
 }
-_HAND_ON = {torch.overrides.__file__, torch._tensor.__file__}
+_REQUIRES_GRAD: Any = torch.Tensor.requires_grad
+_ASKS_FOR_GRADIENTS = {torch.Tensor.requires_grad_, _REQUIRES_GRAD.__set__}
+_HAND_ON = {torch.overrides.__file__, torch._tensor.__file__, asked.__file__}
 
 
 class Refusals(TorchFunctionMode):
@@ -74,6 +77,10 @@ class Refusals(TorchFunctionMode):
                 f"the forward asks for {_OF_ARGUMENTS[func]} of an argument or a weight; calls are not "
                 "told apart by that"
             )
+        if func in _ASKS_FOR_GRADIENTS and id(args[0]) in self._given and not is_foreign(_caller().f_code.co_filename):
+            wanted = next(iter([*args[1:], *(kwargs or {}).values()]), True)
+            if bool(wanted) != args[0].requires_grad:
+                refuse("sets requires_grad of an argument or a weight")
         if func is torch.Tensor.register_hook:
             self.hooks += [*args[1:], *(kwargs or {}).values()]
         if func is torch.nn.functional.one_hot:
@@ -94,12 +101,12 @@ def refuse(deed: str) -> None:
     raise ValueError(f"the forward {deed}, which a captured call would not do again")
 
 
-def check_no_attributes(outputs: Sequence[torch.Tensor]) -> None:
-    """Refuse what the forward has put on the tensors that it returns."""
-    for each in outputs:
+def check_no_attributes(tensors: Sequence[torch.Tensor], which: str) -> None:
+    """Refuse what the forward has put on tensors; `which` ends the sentence."""
+    for each in tensors:
         for name in each.__dict__.keys() - _OF_TRACED_TENSORS:
             if not name.startswith("_"):
-                refuse(f"puts the attribute {name!r} on a tensor that it returns")
+                refuse(f"puts the attribute {name!r} on a tensor that {which}")
 
 
 @contextlib.contextmanager

@@ -45,6 +45,8 @@ def nothing_remains(model: nn.Module, sample: Sample, *, keep: Keep = copied) ->
     devices = accelerators_of([*model.parameters(), *model.buffers(), *sample.tensors()])
     gradients = [(leaf, leaf.grad) for leaf in _leaves(model, sample).values()]
     state = State(model, sample, keep=keep)
+    marks = [(each, dict(each.__dict__)) for each in (*model.parameters(), *model.buffers(), *sample.tensors())]
+    wanted = [(each, each.requires_grad) for each in sample.tensors()]
     with generators_kept(devices), run_without_hooks(model, sample.tensors()):
         try:
             drop_gradients(model, sample)
@@ -52,6 +54,13 @@ def nothing_remains(model: nn.Module, sample: Sample, *, keep: Keep = copied) ->
         finally:
             for leaf, gradient in gradients:
                 leaf.grad = gradient
+            for each, attributes in marks:
+                if each.__dict__ != attributes:
+                    each.__dict__.clear()
+                    each.__dict__.update(attributes)
+            for each, wants in wanted:
+                if each.is_leaf and each.requires_grad != wants:
+                    each.requires_grad_(wants)
             state.restore()
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from memfit.capture.held import own_kind
 from memfit.capture.outputs import children_of, key_name
-from memfit.errors import InvalidModel, InvalidSample
+from memfit.errors import CaptureError, InvalidModel, InvalidSample
 from memfit.tensors import tensors_in
 
 
@@ -102,6 +103,7 @@ def check_sample(model: nn.Module, sample: Sample) -> None:
             f"the sample holds an iterator ({type(iterator).__name__}), which is used up by one call; give a list or a "
             "tuple of what it yields"
         )
+    _check_kinds(model, sample)
     _check_signature(model, sample)
     _check_devices(model, sample)
 
@@ -116,6 +118,32 @@ def check_initialized(model: nn.Module) -> None:
         raise InvalidModel(
             f"{type(model).__name__} has parameters without a shape (lazy layers); run it once on a batch before"
         )
+
+
+def check_dense(model: nn.Module, sample: Sample) -> None:
+    """Refuse sparse arguments, parameters and buffers, of whose memory nothing is known."""
+    for name, each in _named_leaves(model, sample):
+        if isinstance(each, torch.Tensor) and (kind := own_kind([each])).startswith("is sparse"):
+            raise _not_plain(model, name, kind)
+
+
+def _check_kinds(model: nn.Module, sample: Sample) -> None:
+    """Refuse tensors that are not dense ones of torch's."""
+    for name, each in _named_leaves(model, sample):
+        if kind := own_kind([each]):
+            raise _not_plain(model, name, kind)
+
+
+def _named_leaves(model: nn.Module, sample: Sample) -> list[tuple[str, Any]]:
+    leaves = pytree.tree_leaves((sample.args, dict(sample.kwargs)))
+    return [*zip(sample.leaf_names(), leaves, strict=True), *model.named_parameters(), *model.named_buffers()]
+
+
+def _not_plain(model: nn.Module, name: str, kind: str) -> CaptureError:
+    return CaptureError(
+        f"{type(model).__name__} could not be captured: {name!r} {kind}, of which nothing is planned; give or hold a "
+        "plain tensor (to_dense(), as_subclass(torch.Tensor)), or fit the parts that take plain ones"
+    )
 
 
 def _check_signature(model: nn.Module, sample: Sample) -> None:

@@ -19,6 +19,7 @@ from memfit import _torch
 from memfit._memory_events import MemoryRecorder
 from memfit.alone import alone, others_run
 from memfit.capture.arguments import GivenArguments, Results
+from memfit.capture.asked import Originals
 from memfit.capture.autocast import autocast, autocast_state, casts_noted
 from memfit.capture.borders import places_of_inner, uses_of
 from memfit.capture.diagnose import explain
@@ -260,6 +261,7 @@ class _Subject(nn.Module):
         self.effects: tuple[Effect, ...] = ()
         self.takes_containers = False
         self._own_states = states_of_calls(model)
+        self._originals = Originals(model, self.reads.note, self.reads.note_absent)
         self.arrivals: list[int] = []
         self.late = LateReads()
         self.inner: tuple[int, ...] = ()
@@ -279,19 +281,23 @@ class _Subject(nn.Module):
         noted: list[bool] = []  # autocast blocks of the model's own
         casts = functools.partial(any, (self.autocast, noted))
         recorder = Recorder(self.module_stack, self.reads.ran, casts=casts, runs=self._runs)
-        tensors_given = [*arguments.tensors]
+        tensors_given = [*arguments.tensors, *states]
         for each in self.model.parameters():
             each._is_param = True  # what `isinstance(each, nn.Parameter)` looks at
-            tensors_given.append(each)
+        answering: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         refusals: contextlib.AbstractContextManager[Refusals] = contextlib.nullcontext(Refusals())
         if self._runs:
             refusals = refusing(again=self._traces > 0, given=tensors_given, anomaly=self._finds_anomalies)
+            self._originals.stand_in(arguments.leaves, arguments.own)
+            self._originals.stand_in(states, self._own_states)
+            answering = self._originals.answering(self.reads.codes())
         self._traces += 1
         with (
             self.module_stack.following(),
             _torch.eager_dispatch(),
             recorder,
             self.reads.following(),
+            answering,
             refusals as refused,
         ):
             buffers = buffers_by_place(self.model)
@@ -305,7 +311,8 @@ class _Subject(nn.Module):
         self.casts_once = any(noted) or (bool(self.autocast) and self._keeps_casts)
         given = [*states_of_calls(self.model), *arguments.leaves]
         if self._runs:
-            check_no_attributes(tensors_in(output))
+            check_no_attributes(tensors_in(output), "it returns")
+            check_no_attributes(tensors_given, "it is given or holds")
         left = self._left_behind(recorder, arguments, len(given)) if self._runs else []
         self._contents = self._read_contents()
         parts = self._parts([output, *(each.value for each in left)], given, arguments)

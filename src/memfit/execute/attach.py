@@ -38,6 +38,7 @@ from memfit.alone import alone
 from memfit.capture.arguments import containers_in
 from memfit.capture.blame import BUGS, failed_running, is_of_the_model
 from memfit.capture.guards import Place
+from memfit.capture.held import own_kind
 from memfit.capture.numbers import following
 from memfit.capture.rehearse import nothing_remains
 from memfit.capture.sample import cut_off
@@ -257,6 +258,8 @@ class PlannedForward:
             why = f"{type(modes[-1]).__name__} sees the operators that run"
         elif names := attributes_on(leaves):
             why = f"a tensor that it is given has attributes of its own ({', '.join(names)})"
+        elif kind := own_kind(leaves):
+            why = f"a tensor that it is given {kind}"
         else:
             return False
         self._say_once(f"{type(self._model).__name__} runs by its own forward, without a plan, because {why}")
