@@ -72,6 +72,9 @@ def labelled(x: torch.Tensor) -> torch.Tensor:
 
 FUNCTIONS = {
     "products so far": lambda x: (x.sigmoid() + 0.5).cumprod(-1) * x,
+    "products": lambda x: x * (1 + 0.1 * x.tanh()).prod(-1, keepdim=True),
+    "products without their axis": lambda x: x * torch.prod(1 + 0.1 * x.tanh(), dim=1)[:, None],
+    "one product": lambda x: x * (1 + 0.001 * x.tanh()).prod(),
     "products along another axis": lambda x: torch.cumprod(x.sigmoid() + 0.5, dim=0) * x,
     "a name on a node": labelled,
     "held by a variable": held_by_a_variable,
