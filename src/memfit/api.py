@@ -311,13 +311,28 @@ def fit(
     if not recipe.is_unplanned:
         warn_of_hooks(model)
     with call.modes():
-        fitted = fit_by(recipe, model, call.sample, progress)
+        fitted = _fit_or_leave(recipe, model, call.sample, progress)
     plan = plan_of(fitted)
     if plan is not None:
         _said(plan, model)
     if budget == "smallest":
         log.info("%s", _FOR_THIS_SAMPLE)
     return fitted
+
+
+def _fit_or_leave(recipe: Recipe, model: nn.Module, example: Sample, progress: ProgressLike) -> nn.Module:
+    """Plan and apply; a model of which nothing can be planned is left as it is where its step fits the budget."""
+    try:
+        return fit_by(recipe, model, example, progress)
+    except CaptureError as error:
+        if error.unplanned_bytes is None:
+            raise
+        warnings.warn(
+            f"this model is left as it is, a step of which takes {format_bytes(error.unplanned_bytes)} of this sample "
+            f"and fits the budget; nothing of it can be planned: {error}",
+            stacklevel=4,
+        )
+        return remove(model)
 
 
 def fit_by(recipe: Recipe, model: nn.Module, example: Sample, progress: ProgressLike = None) -> nn.Module:

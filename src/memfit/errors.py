@@ -73,13 +73,15 @@ class CaptureError(MemfitError):
     """The model could not be traced.
 
     `module` is the path of the innermost module that was running, `source` the line
-    (`file.py:12`) of the user's code that could not be followed.
+    (`file.py:12`) of the user's code that could not be followed. `unplanned_bytes` is the peak of a step as it is,
+    where that was measured and is within the budget.
     """
 
-    def __init__(self, message: str, *, module: str = "", source: str = "") -> None:
+    def __init__(self, message: str, *, module: str = "", source: str = "", unplanned_bytes: int | None = None) -> None:
         super().__init__(message)
         self.module = module
         self.source = source
+        self.unplanned_bytes = unplanned_bytes
 
 
 class InternalError(CaptureError):

@@ -173,6 +173,19 @@ def test_a_model_without_any_region_is_refused_as_ever():
         memfit.plan(Nothing(), torch.randn(4, 8), budget=0.5)
 
 
+def test_a_model_without_any_region_is_left_as_it_is_where_its_step_fits():
+    model, sample = Nothing(), torch.randn(4, 8)
+    with pytest.warns(
+        UserWarning, match="left as it is, a step of which takes .* nothing of it can be planned: Nothing"
+    ):
+        assert memfit.fit(model, sample, "1GiB", progress=False) is model
+    assert memfit.plan_of(model) is None
+    assert "forward" not in vars(model)
+    for budget in (0.5, "smallest"):
+        with pytest.raises(CaptureError, match="Nothing could not be captured: at its top level"):
+            memfit.fit(model, sample, budget, progress=False)
+
+
 def test_a_model_without_memory_is_refused_as_ever():
     with memfit.without_weights():
         model, sample = Branching(), images(2)
