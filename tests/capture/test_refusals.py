@@ -87,3 +87,12 @@ def test_attributes_on_outputs_are_refused() -> None:
     output.mark = 1
     with pytest.raises(ValueError, match="puts the attribute 'mark' on a tensor that it returns"):
         check_no_attributes([output], "it returns")
+
+
+def test_labels_for_profiles_are_said_not_to_be_set() -> None:
+    with (
+        refusing(again=False),
+        pytest.warns(UserWarning, match="sets the label 'mine'"),
+        torch.profiler.record_function("mine"),
+    ):
+        pass

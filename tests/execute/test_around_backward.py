@@ -37,3 +37,15 @@ def test_deterministic_algorithms_switched_before_backward_are_refused_by_name()
             loss.backward()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_kernels_switched_before_backward_are_said_once() -> None:
+    model = memfit.fit(nn.Linear(8, 8), BATCH, progress=False)
+    loss = model(BATCH).sum()
+    torch.backends.mkldnn.set_flags(False)
+    try:
+        with pytest.warns(UserWarning, match="switched between forward and backward of Linear"):
+            loss.backward()
+        model(BATCH).sum().backward()
+    finally:
+        torch.backends.mkldnn.set_flags(True)

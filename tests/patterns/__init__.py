@@ -15,6 +15,7 @@ from patterns import (
     late,
     loops,
     moved,
+    own,
     programs,
     seen,
     weights,
@@ -37,6 +38,7 @@ THEMES: dict[str, list[Pattern]] = {
     "Around models and in them": around.PATTERNS,
     "Borders of parts and calls": borders.PATTERNS,
     "Given and asked": asked.PATTERNS,
+    "Asked of own tensors": own.PATTERNS,
     "Run to be planned": moved.PATTERNS,
     "Corners": corners.PATTERNS,
 }

@@ -103,6 +103,8 @@ class Originals:
             yield
         finally:
             _current.remove(self)
+            self._by_id.clear()
+            self._kept.clear()  # whose hooks lead back to the trace
             for around in homes.values():
                 around.pop("type", None)
             for cls, own in before:

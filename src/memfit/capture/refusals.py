@@ -12,6 +12,7 @@ import os.path
 import pathlib
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -124,6 +125,9 @@ def refusing(*, again: bool, given: Sequence[torch.Tensor] = (), anomaly: bool =
         if again:  # libraries say some things once
             stack.enter_context(_replaced(logging.Logger, "handle", _refused_to_log(logging.Logger.handle)))
         stack.enter_context(_replaced(torch, "is_anomaly_enabled", lambda: anomaly))
+        if not again:
+            said = _label_said(torch.autograd.profiler.record_function.__enter__)
+            stack.enter_context(_replaced(torch.autograd.profiler.record_function, "__enter__", said))
         stack.enter_context(_replaced(FunctionCtx, "set_materialize_grads", refusals.noting_none()))
         stack.enter_context(refusals)
         yield refusals
@@ -172,6 +176,22 @@ def _refused(function: Any, deed: str, *, by_libraries: bool) -> Any:
         return function(*args, **kwargs)
 
     return refused
+
+
+def _label_said(enter: Any) -> Any:
+    """Say that a label of the user's code for profiles is not set by captured calls."""
+    thread = threading.get_ident()
+
+    def said(label: Any) -> Any:
+        if threading.get_ident() == thread and not is_foreign(sys._getframe(1).f_code.co_filename):
+            warnings.warn(
+                f"the forward sets the label {label.name!r} for profiles (record_function), which captured calls do "
+                "not; profile a model that is not fitted to see it",
+                stacklevel=2,
+            )
+        return enter(label)
+
+    return said
 
 
 def _refused_to_log(handle: Any) -> Any:

@@ -4,7 +4,8 @@ Note [Autocast and backward passes]
     A captured backward pass runs as torch asks for it: outside of an autocast block, where formulas of autograd do not
     cast. Inside of one eager casts in them, too, and rounds otherwise. In one block eager casts a weight once for all
     calls, and adds up the gradients of that cast in few bits; captured calls cast it each for itself. Both are said
-    once; the last bits, or those of the lower precision, may differ.
+    once; the last bits, or those of the lower precision, may differ. So may they where the kernels of matrix products
+    or convolutions are switched between the passes: what is computed again runs by others than eager's forward pass.
 """
 
 import warnings
@@ -29,6 +30,7 @@ class AroundBackward:
         node = _torch.compiled_node(output)
         if node is None:
             return
+        kernels = _kernels()
         shares_casts = _is_autocast() and torch.is_autocast_cache_enabled()
 
         def look(_gradients: Any) -> None:
@@ -36,6 +38,12 @@ class AroundBackward:
                 self._say(
                     f"backward() runs inside an autocast block, where eager casts in that of {self._name}, "
                     "too, and a captured call does not; call it outside of the block, as torch asks for"
+                )
+            if _kernels() != kernels:
+                self._say(
+                    "torch.backends.mkldnn or the precision of matrix products was switched between forward and "
+                    f"backward of {self._name}: what a captured call computes again differs from eager in the last "
+                    "bits; switch it before the forward pass"
                 )
             if shares_casts:
                 now = _torch.backward_pass()
@@ -53,6 +61,10 @@ class AroundBackward:
         if text not in self._said:
             self._said.add(text)
             warnings.warn(text, stacklevel=2)
+
+
+def _kernels() -> tuple[object, ...]:
+    return torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision()
 
 
 def _is_autocast() -> bool:

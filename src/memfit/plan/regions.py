@@ -87,7 +87,9 @@ def footprint(
     newly_kept = reads - baseline_reads - around.there
     no_longer_kept = baseline_reads - reads - around.left
     kept_bytes = end_bytes - baseline_end_bytes + walker.size_of(newly_kept)
-    backward_bytes, _ = walker.walk(_with_frees(graph, program.backward, reads - around.left))
+    held_outside = around.left.intersection(graph.tangents)
+    backward = [each for each in program.backward if not (isinstance(each, Free) and each.storage in held_outside)]
+    backward_bytes, _ = walker.walk(_with_frees(graph, backward, reads - around.left))
     return Footprint(
         forward_bytes=forward_bytes,
         kept_bytes=kept_bytes,

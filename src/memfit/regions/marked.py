@@ -43,7 +43,9 @@ class MarkedCall:
         """What all calls of the step have in common; where that is not known, what costs the region most."""
         return Surroundings(
             there=frozenset.intersection(*self._there) if self._there else frozenset(),
-            left=frozenset.union(*self._left) if self._left else shared_storages(self._graph),
+            left=frozenset.union(*self._left)
+            if self._left
+            else shared_storages(self._graph).union(self._graph.tangents),
         )
 
     def look_again(self) -> None:
@@ -63,11 +65,12 @@ class MarkedCall:
         def marked(arguments: list[Any]) -> list[Any]:
             watched = self._waiting.pop() if self._waiting else {}
             self._there.append(_alive(watched))
+            handed_in = self._handed_in(arguments)
             self._mark(Phase.BACKWARD, BEGIN)
             gradients = backward(arguments)
             self._mark(Phase.BACKWARD, END)
             unknown = shared_storages(self._graph) - watched.keys()
-            self._left.append(_alive(watched) | unknown)
+            self._left.append(_alive(watched) | _alive(handed_in) | unknown)
             return gradients
 
         return marked
@@ -80,6 +83,16 @@ class MarkedCall:
         batch = {each.name: index for index, each in enumerate(self._graph.storages) if each.kind is Kind.BATCH}
         leaves = zip(self._names, torch.utils._pytree.tree_leaves((args, kwargs)), strict=True)
         return {batch[name]: leaf for name, leaf in leaves if isinstance(leaf, torch.Tensor) and name in batch}
+
+    def _handed_in(self, arguments: list[Any]) -> dict[int, _torch.StorageWeakRef]:
+        """Gradients of results by the storage that stands for them; the last arguments of a backward pass."""
+        tangents = self._graph.tangents
+        last = arguments[len(arguments) - len(tangents) :]
+        return {
+            index: _torch.StorageWeakRef(each.untyped_storage())
+            for index, each in zip(tangents, last, strict=True)
+            if isinstance(each, torch.Tensor)
+        }
 
     def _returned(self, output: Any, states: Any, given: Any) -> dict[int, torch.Tensor]:
         """Results by the storage that stands for them; none if they cannot be told apart."""
