@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -83,7 +83,7 @@ def solve(planner: Planner, prepared: Prepared, recipe: Recipe, effort: _Effort 
         if smallest_bytes <= limit:
             return smallest, limit
         promise(planner, [smallest.expansion])  # see Note [Promises of a refusal] in `plan/promises.py`
-        raise _infeasible(planner, recipe, limit, smallest, smallest_bytes) from None
+        raise _infeasible(planner, recipe, limit, smallest, smallest_bytes, prepared.bounded) from None
 
 
 def _to_be_timed(planner: Planner, limit_bytes: int) -> Solution:
@@ -289,7 +289,7 @@ class StepPlanner:
         self._use(corrected, recipe, solution)
         if limit is not None and not self._is_within(limit, solution):
             peak_bytes = corrected.peak_bytes(self._program(solution))
-            raise _infeasible(self.planner, recipe, limit, solution, peak_bytes)
+            raise _infeasible(self.planner, recipe, limit, solution, peak_bytes, corrected.bounded)
 
     def _measure_all_kernels(self, recipe: Recipe, solution: Solution) -> None:
         """Know the memory of all kernels, where guesses have led over the budget."""
@@ -441,6 +441,11 @@ def floor_name(planner: Planner) -> str:
     return f"{operation.target} in {operation.module}" if operation.module else operation.target
 
 
+def _floor_target(planner: Planner) -> str:
+    index = planner.floor_operation()
+    return "" if index in (OPTIMIZER_STEP, OUTSIDE_LOSS) else planner.problem.graph.operation(index).target
+
+
 def _infeasible_for_process(
     error: InfeasibleBudget, limit: ProcessLimit, beside_bytes: int, needed_bytes: int
 ) -> InfeasibleBudget:
@@ -456,8 +461,9 @@ def _infeasible_for_process(
 
 
 def _infeasible(
-    planner: Planner, recipe: Recipe, limit: int, smallest: Solution, smallest_bytes: int
+    planner: Planner, recipe: Recipe, limit: int, smallest: Solution, smallest_bytes: int, bounded: Collection[str]
 ) -> InfeasibleBudget:
+    """Refuse a budget; `bounded` are operators whose workspace is a bound."""
     problem = planner.problem
     always = always_live(problem.graph, problem.optimizer, problem.loss, recipe.beside_bytes)
     gradients = gradients_of(problem.graph)
@@ -474,5 +480,6 @@ def _infeasible(
         operation=floor_name(planner),
         on_top_bytes=max(0, floor_bytes - before_bytes),
         comes_last=comes_last,
+        is_bound=_floor_target(planner) in bounded,
         not_allowed=[each for each in LOWERING if each not in recipe.allow],
     ).error()

@@ -23,6 +23,7 @@ class Shortage:
     operation: str  # that sets the floor, in words
     on_top_bytes: int  # that it takes on top of `always`, and of `at_end` if it comes last
     comes_last: bool = False
+    is_bound: bool = False  # it was not run, and what it takes inside is bounded from above
     not_allowed: Sequence[str] = ()  # techniques that would keep less
 
     def error(self) -> InfeasibleBudget:
@@ -43,6 +44,11 @@ class Shortage:
         parts = {**self.always, **(self.at_end if self.comes_last else {})}
         *names, last = [name for name, size in parts.items() if size] or ["nothing"]
         beside = f"{', '.join(names)} and {last}" if names else last
+        if self.is_bound:
+            return (
+                f"{self.operation}, which does not fit the budget to be run here and seen, may need up to "
+                f"{format_bytes(self.on_top_bytes)} on top of {beside}, by what calls of its kind took"
+            )
         return f"{self.operation} needs {format_bytes(self.on_top_bytes)} on top of {beside}"
 
     def _advice(self) -> str:
