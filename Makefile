@@ -3,13 +3,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test test-torch check docs bench frontier multilevel families generated generated-tests killed gpu-check drop-in zoo transformer clean
+.PHONY: demo test test-torch check docs bench frontier multilevel families generated generated-tests long-tests killed gpu-check drop-in zoo transformer clean
 
 demo: $(READY)  ## a model inside a hard limit that stops plain PyTorch, then ResNet-50 and GPT-2 in half of their activation memory; about two minutes
 	$(BIN)/memfit demo --force
 
 test: $(READY)  ## the fast tests
-	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not slow and not long" -n 2 --dist loadfile
+
+long-tests: $(READY)  ## files of fast tests that take long as a whole, beside the fast tests
+	$(BIN)/python -m pytest tests -m "long and not slow" -n 2 --dist loadfile
 
 OTHER = .venv-torch-$(VERSION)
 

@@ -23,6 +23,29 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["MEMFIT_TEST_JOBS"] = folder.name
 
 
+LONG = (  # files that take a fifth of the fast tests' time: CI runs them by themselves, `make long-tests`
+    "benchmarks/test_duel.py",
+    "benchmarks/test_frontier_case.py",
+    "benchmarks/test_peers.py",
+    "cli/test_cli_regions.py",
+    "distributed/test_distributed_checkpoint.py",
+    "integrations/test_accelerate.py",
+    "integrations/test_lightning.py",
+    "measure/test_optimizer_peak.py",
+    "step/test_choose.py",
+    "step/test_update_cost.py",
+    "test_docs.py",
+    "test_faults.py",
+    "test_threads.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.as_posix().endswith(LONG):
+            item.add_marker(pytest.mark.long)
+
+
 def pytest_sessionstart() -> None:
     prepare()  # before the first import of torchvision or transformers
     os.environ["HF_HUB_OFFLINE"] = "1"  # no test fetches anything

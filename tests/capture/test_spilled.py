@@ -166,6 +166,15 @@ def open_files():
     return [os.path.realpath(f"/proc/self/fd/{each}") for each in os.listdir("/proc/self/fd")]
 
 
+def test_an_argument_that_is_given_twice_comes_back_as_one_tensor():
+    given, other = torch.randn(64, 64), torch.randn(64, 64)
+    with SpillFile() as file:
+        back = SavedTensors(file, ()).keep_sample(Sample((given, given), {"other": other}))()
+        assert back.args[0] is back.args[1]
+        assert back.kwargs["other"] is not back.args[0]
+        assert torch.equal(back.args[0], given)
+
+
 def test_the_file_is_gone_at_the_end_and_after_an_error(tmp_path):
     weight = torch.randn(BIG, requires_grad=True)
     with spilled_activations((), str(tmp_path)) as file:

@@ -338,19 +338,23 @@ class SavedTensors:
             _ACTIVE.remove(self)
 
     def keep_sample(self, sample: Sample) -> Callable[[], Sample]:
-        """Remember what a call was given and return what gives it back, with its strides."""
+        """Remember what a call was given and return what gives it back: strides, and what is given twice as one."""
         # Leaf by leaf: some containers (packed sequences) hold nothing but tensors.
         leaves, spec = pytree.tree_flatten((sample.args, dict(sample.kwargs)))
-        kept = [
-            _Argument(self.pack(each), each.requires_grad) if isinstance(each, torch.Tensor) else each
-            for each in leaves
-        ]
-        return lambda: Sample(*pytree.tree_unflatten([self._argument(each) for each in kept], spec))
+        packed: dict[int, _Argument] = {}
+        for each in leaves:
+            if isinstance(each, torch.Tensor) and id(each) not in packed:
+                packed[id(each)] = _Argument(self.pack(each), each.requires_grad)
+        kept = [packed.get(id(each), each) for each in leaves]
 
-    def _argument(self, kept: Any) -> Any:
-        if not isinstance(kept, _Argument):
-            return kept
-        return self.unpack(kept.packed).detach().requires_grad_(kept.requires_grad)
+        def read() -> Sample:
+            read_back = {id(each): self._read_back(each) for each in packed.values()}
+            return Sample(*pytree.tree_unflatten([read_back.get(id(each), each) for each in kept], spec))
+
+        return read
+
+    def _read_back(self, argument: _Argument) -> torch.Tensor:
+        return self.unpack(argument.packed).detach().requires_grad_(argument.requires_grad)
 
     def would_live(self, reference: _torch.StorageWeakRef) -> bool:
         """Return whether a storage would be in memory now, if there were no file."""
