@@ -1,4 +1,4 @@
-"""What the backward pass that is running was asked for.
+"""Tell what the backward pass that is running was asked for.
 
 `torch.autograd.graph._engine_run_backward(outputs, gradients, retain_graph, create_graph, inputs, ...)` is the Python
 function under every `backward()` and `grad()`. On a CPU it is on the stack of the thread that runs nodes of autograd; a

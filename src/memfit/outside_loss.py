@@ -142,7 +142,7 @@ def _returned(
     kwargs: Any,
     stands_for: Callable[[Any], Any] = lambda given: given,
 ) -> Any:
-    """What a call of the model leaves behind and returns, of some tensors."""
+    """Leave behind and return what a call of the model does, of some tensors."""
     ordered = {name: kwargs[name] for name in _torch.keywords_of(joint.export)}
     given = [*states_of(model), *pytree.tree_leaves((args, ordered))]
     return joint.results.of(tensors, [stands_for(each) for each in given], args, ordered)

@@ -183,7 +183,7 @@ class Runner:
     def _memory_beside(
         self, model: nn.Module, joint: Joint, example: Sample
     ) -> tuple[OptimizerMemory, LossMemory | None]:
-        """What an optimizer and a loss outside take, before the graph is rewritten; it is lowered for these alone."""
+        """Return what optimizer and outside loss take, before the graph is rewritten; it is lowered for these alone."""
         if self.recipe.optimizer is None and self.recipe.loss is None:
             return with_beside(OptimizerMemory(), self.recipe), None
         plain = lower(joint)

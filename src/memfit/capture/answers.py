@@ -28,7 +28,7 @@ _ASKED: dict[Any, Callable[[], Any]] = {
 
 
 class _Answer:
-    """What a function answers, by its path."""
+    """Hold what a function answers, by its path."""
 
     def __init__(self, function: Callable[[], Any]) -> None:
         self._function = function
@@ -41,7 +41,7 @@ class _Answer:
 
 
 class _Properties:
-    """What a module of torch makes when it is asked (`torch.backends.cudnn.benchmark`)."""
+    """Hold what a module of torch makes when it is asked (`torch.backends.cudnn.benchmark`)."""
 
     def __init__(self, module: ModuleType) -> None:
         self._module = module

@@ -80,7 +80,7 @@ class GivenArguments:
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """What a call leaves behind and returns."""
+    """Leave behind and return what a call does."""
 
     template: OutputTemplate
     effects: tuple[Effect, ...]

@@ -133,7 +133,7 @@ class Originals:
 
 
 class _Asked(type):
-    """What `type` is asked in the user's modules."""
+    """Answer `type` where the user's modules ask it."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         if len(args) != 1 or kwargs:

@@ -79,7 +79,7 @@ class Joint:
 
     @property
     def results(self) -> Results:
-        """What a call leaves behind and returns."""
+        """Leave behind and return what a call does."""
         return Results(self.template, self.effects, self.takes_containers)
 
     @property

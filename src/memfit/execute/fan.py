@@ -1,4 +1,4 @@
-"""What a call uses several times goes into it through a node of its own, see Note [One by one] in `uses.py`."""
+"""Hand what a call uses several times to it through a node of its own, see Note [One by one] in `uses.py`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ AS_TRACED, BEGUN, APART = "as traced", "begun", "apart"  # how a call adds: by i
 
 
 class Slot:
-    """What happens to the gradients of one tensor that a call uses several times, see Note [One by one]."""
+    """Gather the gradients of one tensor that a call uses several times, see Note [One by one]."""
 
     def __init__(self, edges: int) -> None:
         self.edges = edges

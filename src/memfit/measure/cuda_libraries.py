@@ -45,7 +45,7 @@ SEARCH_REASON = "the algorithms that cuDNN tries for convolutions, with up to al
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ConvolutionSettings:
-    """What a user lets cuDNN do, as `torch.backends.cudnn` has it."""
+    """Hold what a user lets cuDNN do, as `torch.backends.cudnn` has it."""
 
     searches: bool = False  # `benchmark`
     allows_tf32: bool = True

@@ -189,7 +189,7 @@ class _Room:
         return self._likely_bytes(signature, _UNKNOWN_SHARE)
 
     def _likely_bytes(self, signature: str, unknown: float) -> int:
-        """What fewer rows tell, else the share of its kind, else of its operator, else that of an unknown one."""
+        """Return what fewer rows tell, else the share of its kind, of its operator, or of an unknown one."""
         if signature in self._expected:
             return self._expected[signature]
         by_operator = self._shares.get(signatures.operator_name(signature), unknown)
