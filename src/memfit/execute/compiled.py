@@ -18,6 +18,7 @@ from memfit.execute.around_backward import AroundBackward
 from memfit.execute.arrivals import Arrivals
 from memfit.execute.arriving_layouts import ArrivingLayouts
 from memfit.execute.codegen import OVERWRITES, generate
+from memfit.execute.collapse_views import collapse_views
 from memfit.execute.gradient_order import GradientOrder
 from memfit.execute.inner_outputs import refuse_gradients
 from memfit.execute.kept_gradients import KeptGradients
@@ -81,11 +82,13 @@ class CompiledCall:
         def compile_forward(module: fx.GraphModule) -> Boxed:
             compile_all(_stretches_run_by(module.graph))
             without_double_turns(module.graph)
+            collapse_views(module.graph)
             return _without_views(generate(module.graph), _torch.result_places(joint.export))
 
         def compile_backward(module: fx.GraphModule) -> Boxed:
             compile_all(_stretches_run_by(module.graph))
             without_double_turns(module.graph)
+            collapse_views(module.graph)
             made = self._generated_backward(module.graph)
             if around_backward is None:
                 return made

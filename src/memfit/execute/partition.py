@@ -6,6 +6,7 @@ from typing import Any
 from torch import fx
 
 from memfit import _torch
+from memfit.execute.collapse_views import mark_contiguous
 from memfit.execute.handover import insert_hand_overs
 from memfit.execute.rebuild import rebuild
 from memfit.ir import Compute, Graph, Instruction, Phase, Program
@@ -20,6 +21,7 @@ def planned_partition(graph: Graph, program: Program) -> Partition:
         joint: fx.GraphModule, _inputs: Any, *, num_fwd_outputs: int, **_options: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         rebuilt, saved = rebuild(joint, graph, program, num_fwd_outputs)
+        mark_contiguous(rebuilt.graph)
         forward, backward = _torch.split_joint(rebuilt, saved, num_fwd_outputs)
         insert_hand_overs(backward.graph, [node for node in joint.graph.nodes if node.op == "placeholder"])
         return forward, backward
