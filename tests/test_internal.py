@@ -60,3 +60,9 @@ def test_a_report_has_graph_versions_and_options_but_no_numbers(tmp_path) -> Non
 def test_a_report_of_a_model_that_cannot_be_traced_says_so(tmp_path) -> None:
     report = json.loads(memfit.bug_report(Failing(2, 2), images(2), tmp_path / "bug.json").read_text(encoding="utf-8"))
     assert "a mistake of the model" in report["graph"]["not traced"]
+
+
+def test_wrong_arguments_are_told_by_python() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'budgets'"):
+        memfit.plan(ConvNet(), images(2), budgets=0.8)
+    assert memfit.plan(ConvNet(), images(2), 1.0).budget_bytes

@@ -38,7 +38,7 @@ from memfit.plan.loop import Loop
 from memfit.plan.plan import Plan, not_counted
 from memfit.plan.select import Selection
 from memfit.plan.solve import Found, Report
-from memfit.prepare import prepare, traced_for
+from memfit.prepare import as_traced, prepare, traced_for
 from memfit.process_budget import plain_budget_bytes, process_limit
 from memfit.progress import ProgressLike, ProgressLine, progress_line
 from memfit.recipe import (
@@ -55,6 +55,7 @@ from memfit.recipe import (
     without_channels_last,
 )
 from memfit.regions.estimate import measured_estimate
+from memfit.regions.find import known_loss
 from memfit.regions.planner import could_be_in_regions, make_region_planner, plan_by_regions
 from memfit.regions.run import RegionRunner, apply_regions, plan_in_regions
 from memfit.runner import Runner
@@ -150,8 +151,8 @@ def _estimate_of_run(
 def plan(
     model: nn.Module,
     sample: Any,
-    *,
     budget: Budget = None,
+    *,
     process: int | str | None = None,
     reserved: int | str | None = None,
     optimizer: OptimizerLike | None = None,
@@ -235,6 +236,7 @@ def _plan_whole(model: nn.Module, example: Sample, recipe: Recipe) -> Plan:
         doing = f"planning a step of {type(model).__name__}"
         with internal_errors(doing), traced_for(model, example, way) as joint:
             other = unplanned if way.channels_last else None
+            way = as_traced(way, joint)
             prepared = prepare(model, joint, example, way, may_put_off=True, unplanned=other)
             return StepPlanner(model, joint, example, way, prepared).plan(way)
 
@@ -353,9 +355,10 @@ def fit_by(recipe: Recipe, model: nn.Module, example: Sample, progress: Progress
 
 def _fit_regions(recipe: Recipe, model: nn.Module, example: Sample, error: CaptureError) -> nn.Module:
     recipe = _of_tensors(without_channels_last(_with_known_loss(recipe)), model, example)
-    with removed(model), refusals_as_capture_errors(type(model).__name__):
-        plan = plan_by_regions(model, example, recipe, error)
-    return apply_regions(plan, model, example)
+    with refusals_as_capture_errors(type(model).__name__):
+        with removed(model):
+            plan = plan_by_regions(model, example, recipe, error)
+        return apply_regions(plan, model, example, known_loss(recipe))
 
 
 def _later_in_regions(recipe: Recipe, model: nn.Module, example: Sample, error: CaptureError) -> None:
@@ -476,6 +479,7 @@ def frontier(
         try:
             doing = f"planning a step of {type(model).__name__}"
             with internal_errors(doing), traced_for(model, example, recipe) as joint:
+                recipe = as_traced(recipe, joint)
                 largest = dataclasses.replace(recipe, budget=float(max(fractions, default=1.0)))
                 prepared = prepare(model, joint, example, largest, may_put_off=True)
                 planning = StepPlanner(model, joint, example, recipe, prepared)

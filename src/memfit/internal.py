@@ -9,6 +9,7 @@ Note [Internal errors]
 import contextlib
 import dataclasses
 import functools
+import inspect
 import json
 import platform
 import traceback
@@ -43,8 +44,11 @@ def in_sentences(doing: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        signature = inspect.signature(function)
+
         @functools.wraps(function)
         def call(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            signature.bind(*args, **kwargs)  # who calls it with other arguments is told so by Python
             model = next((each for each in (*args, *kwargs.values()) if isinstance(each, nn.Module)), None)
             with internal_errors(f"{doing} {'a model' if model is None else type(model).__name__}"):
                 return function(*args, **kwargs)

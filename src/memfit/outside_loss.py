@@ -86,27 +86,33 @@ def loss_memory(
     return _measured(loss, model, sample, joint, graph)
 
 
-def gradient_starts(loss: OutsideLoss | None, model: nn.Module, sample: Sample, joint: Joint) -> Starts:
-    """How gradients of a traced call's outputs come from a loss; see Note [Gradients of outputs]; () if as usual.
+def starts_of_backward(loss: OutsideLoss | None, model: nn.Module, sample: Sample, joint: Joint) -> tuple[str, Starts]:
+    """Find where the backward pass of a traced call starts: from which outputs, and in which layouts.
 
-    The loss is run on tensors without memory. One that looks at values tells nothing.
+    The loss is run on tensors without memory. One that looks at values tells nothing: it may read all outputs.
+
+    Returns:
+        What `backward_from` is to be, and the layouts, see Note [Gradients of outputs]; () if they are as usual.
+
     """
     if loss is None:
-        return ()
+        return joint.backward_from, ()
     if loss.function is None:
-        return () if loss.memory is None else loss.memory.starts
+        return joint.backward_from, () if loss.memory is None else loss.memory.starts
     outputs = [node.meta["val"] for node in _outputs(joint)]
     if not any(each.dim() for each in outputs):
-        return ()
+        return joint.backward_from, ()
+    is_chosen = joint.backward_from == "auto" and joint.undifferentiated
     try:
         with _torch.no_modes(), nothing_remains(model, sample):
             arrived = _arriving_axes(loss, model, joint, outputs)
     except Exception as error:
-        log.info("how gradients of the outputs are laid out is not known: %s", first_line(error))
-        return ()
+        log.info("how gradients of the outputs arrive is not known: %s", first_line(error))
+        return ("all" if is_chosen else joint.backward_from), ()
+    backward_from = "all" if is_chosen and not arrived.keys() <= {*joint.differentiated} else joint.backward_from
     starts = tuple(arrived.get(place) for place in range(len(outputs)))
     usual = all(axes is None or axes == axes_of(each) for axes, each in zip(starts, outputs, strict=True))
-    return () if usual else starts
+    return backward_from, () if usual else starts
 
 
 def _arriving_axes(
@@ -118,7 +124,7 @@ def _arriving_axes(
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         tensors = [torch.empty_strided(each.shape, each.stride(), dtype=each.dtype) for each in outputs]
-        for place in joint.differentiated:
+        for place in (*joint.differentiated, *joint.undifferentiated):
             tensors[place].requires_grad_()
             tensors[place].register_hook(lambda gradient, place=place: arrived.update({place: axes_of(gradient)}))
         return _returned(model, joint, tensors, args, kwargs, functools.partial(_without_memory, fakes))

@@ -35,7 +35,7 @@ from memfit.measure.signature import with_operator
 from memfit.ops.likeness import Likenesses, likenesses
 from memfit.ops.registry import LEAN_OPERATORS, find_function, find_lean_operator, name_of
 from memfit.ops.stretch import STRETCH, Stretch, compile_all
-from memfit.outside_loss import gradient_starts, loss_memory
+from memfit.outside_loss import loss_memory, starts_of_backward
 from memfit.plan.captured import CapturedStep
 from memfit.plan.identity import identity_program
 from memfit.plan.problem import Costs, handed_out_together
@@ -128,8 +128,8 @@ class Prepared:
 def traced_for(model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool = True) -> Iterator[Joint]:
     """Trace as a recipe wants it, for a call that will run in the place of the model's forward.
 
-    Twice where its loss gives gradients in another layout, see Note [Gradients of outputs] in
-    `capture/gradient_layouts.py`.
+    Twice where its loss uses outputs that are not those of the first trace, or gives gradients in another layout, see
+    Note [Gradients of outputs] in `capture/gradient_layouts.py`.
     """
     check_no_inner_hooks(model)
     options: dict[str, Any] = {
@@ -140,12 +140,19 @@ def traced_for(model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: 
     }
     elsewhere = capability_elsewhere(model, recipe.device)
     with operators_of(elsewhere), traced(model, sample, **options, starts=recipe.starts) as joint:
-        starts = () if recipe.starts else gradient_starts(recipe.loss, model, sample, joint)
-        if not starts:
+        backward_from, starts = starts_of_backward(recipe.loss, model, sample, joint)
+        starts = recipe.starts or starts
+        if (backward_from, starts) == (joint.backward_from, joint.starts):
             yield joint
             return
+    options["backward_from"] = backward_from
     with operators_of(elsewhere), traced(model, sample, **options, starts=starts) as joint:
         yield joint
+
+
+def as_traced(recipe: Recipe, joint: Joint) -> Recipe:
+    """Settle what a trace has found out for later ones."""
+    return dataclasses.replace(recipe, backward_from=joint.backward_from)
 
 
 def traced_as_eager(model: nn.Module, sample: Sample, recipe: Recipe, *, with_hooks: bool = True) -> "Traced | None":

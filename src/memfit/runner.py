@@ -39,6 +39,7 @@ from memfit.plan.validate import check_program
 from memfit.prepare import (
     Prepared,
     Traced,
+    as_traced,
     extended_graph,
     planned_graph,
     prepare,
@@ -111,7 +112,9 @@ class Runner:
             return _First(runner, runner.plan, call)
 
         def seconds_of(ways: Sequence["_First"]) -> list[float] | None:
-            return seconds_by_call(model, example, recipe, [each.call for each in ways])
+            backward_from = ways[0].plan.backward_from
+            settled = dataclasses.replace(recipe, backward_from=backward_from)
+            return seconds_by_call(model, example, settled, [each.call for each in ways])
 
         runner, plan, call = best_way(recipe, made, lambda each: each.plan, seconds_of)
         self._begin(plan)
@@ -124,6 +127,7 @@ class Runner:
         doing = f"planning a step of {type(model).__name__}"
         with internal_errors(doing), traced_for(model, example, self.recipe, with_hooks=False) as joint:
             check_equal_to_eager(type(model).__name__, joint)
+            self.recipe = as_traced(self.recipe, joint)
             if self.recipe.is_unplanned:
                 return CompiledCall(joint, lower(joint))
             return self._planned(model, joint, example, unplanned)
@@ -133,14 +137,14 @@ class Runner:
 
     def _planned(self, model: nn.Module, joint: Joint, example: Sample, unplanned: Traced | None) -> CompiledCall:
         before = Traced.of(joint)
+        is_first = self.plan is None
+        beside = self._memory_beside(model, joint, example, before.graph) if is_first and self.folder else None
         extended = extended_graph(joint, self.recipe)
         graph = handed_out_together(extended)
         traced: dict[str, Any] = {"before": before, "extended": extended}
         if self.plan is None:
-            if self.folder is not None:
-                memory = self._optimizer_memory(model, before.graph)
-                loss = step_loss_memory(model, joint, example, before.graph, memory, self.recipe)
-                self.place = place_in(self.folder, graph, memory, loss)
+            if self.folder is not None and beside is not None:
+                self.place = place_in(self.folder, graph, *beside)
             prepared = prepare(model, joint, example, self.recipe, may_put_off=True, unplanned=unplanned, **traced)
             return self._searched(model, joint, prepared, example)
         if graph.digest() == self.plan.program.graph_digest:
@@ -175,18 +179,18 @@ class Runner:
     ) -> CompiledCall | None:
         assert self.folder is not None
         with traced_for(model, example, recipe, with_hooks=False) as joint:
-            memory, loss = self._memory_beside(model, joint, example)
+            beside = self._memory_beside(model, joint, example)
             graph = planned_graph(joint, recipe)
-            plan = plans.get(place_in(self.folder, graph, memory, loss))
+            plan = plans.get(place_in(self.folder, graph, *beside))
             return None if plan is None else self._taken(plan, model, joint, graph)
 
     def _memory_beside(
-        self, model: nn.Module, joint: Joint, example: Sample
+        self, model: nn.Module, joint: Joint, example: Sample, plain: Graph | None = None
     ) -> tuple[OptimizerMemory, LossMemory | None]:
-        """Return what optimizer and outside loss take, before the graph is rewritten; it is lowered for these alone."""
+        """Return what optimizer and outside loss take, before the trace is rewritten; it is lowered if it was not."""
         if self.recipe.optimizer is None and self.recipe.loss is None:
             return with_beside(OptimizerMemory(), self.recipe), None
-        plain = lower(joint)
+        plain = plain or lower(joint)
         memory = self._optimizer_memory(model, plain)
         return memory, step_loss_memory(model, joint, example, plain, memory, self.recipe)
 
@@ -207,7 +211,13 @@ class Runner:
         self.plan = plan
         loss = None if plan.step is None else OutsideLoss.known(plan.step.loss)  # which holds no batch
         self.recipe = dataclasses.replace(
-            self.recipe, budget=plan.budget_bytes, allow=plan.allow, loss=loss, report=None, progress=None
+            self.recipe,
+            budget=plan.budget_bytes,
+            allow=plan.allow,
+            backward_from=plan.backward_from,
+            loss=loss,
+            report=None,
+            progress=None,
         )
 
     def _searched(self, model: nn.Module, joint: Joint, prepared: Prepared, example: Sample) -> CompiledCall:

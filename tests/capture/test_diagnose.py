@@ -100,3 +100,12 @@ def test_a_sample_of_the_wrong_shape_names_the_module_it_does_not_fit() -> None:
     error = failure(Nested(Branches()), torch.randn(2, 5))
     assert error.module == "first"
     assert "check that the model runs on this sample by itself" in str(error)
+
+
+class Sampling(nn.Module):
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.distributions.Normal(rows, rows.square() + 1).rsample()
+
+
+def test_a_distribution_that_checks_its_arguments_is_named_with_the_way_to_switch_that_off() -> None:
+    assert "validate_args=False" in str(failure(Nested(Sampling())))

@@ -52,6 +52,14 @@ def _failing_line(error: Exception) -> str:
     return lines[-1] if lines else ""
 
 
+def _is_checking_a_distribution(error: Exception) -> bool:
+    return any(
+        frame.f_globals.get("__name__", "").startswith("torch.distributions.")
+        and ("validate_args" in frame.f_code.co_varnames or frame.f_code.co_name == "_validate_sample")
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    )
+
+
 def _reason(error: Exception) -> tuple[str, str]:
     if any(frame.f_code is _REENTRANT_CODE for frame, _ in traceback.walk_tb(error.__traceback__)):
         return "a reentrant checkpoint cannot be followed", "call torch.utils.checkpoint with use_reentrant=False"
@@ -86,6 +94,11 @@ def _reason(error: Exception) -> tuple[str, str]:
         )
     if isinstance(error, ValueError) and in_memfit(error):
         return first_line(error), "change the model there, or leave that part out of the module that is captured"
+    if isinstance(error, _torch.DataDependentOutputException) and _is_checking_a_distribution(error):
+        return (
+            "torch.distributions looks at the values of its arguments to check them",
+            "give it validate_args=False, or call torch.distributions.Distribution.set_default_validate_args(False)",
+        )
     if isinstance(error, _torch.DataDependentOutputException):
         return (
             f"the code asks for the value of a tensor that depends on the batch or on the weights ({error.func})",

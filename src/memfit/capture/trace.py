@@ -57,6 +57,7 @@ class Joint:
     template: OutputTemplate
     differentiated: tuple[int, ...]  # outputs the backward pass starts from
     undifferentiated: tuple[int, ...]  # outputs that require a gradient but are not among them
+    backward_from: str = "auto"  # how those outputs were chosen, see `capture/outputs.py`
     cast_anew: tuple[str, ...] = ()  # parameters that autocast casts once and the trace at every use
     avoided_values: bool = False  # traced with `tracing_flags`: libraries may have taken another way than eager
     guards: Guards = dataclasses.field(default_factory=lambda: Guards([], []))  # what the forward has read
@@ -202,6 +203,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         template=subject.template,
         differentiated=subject.differentiated,
         undifferentiated=subject.undifferentiated,
+        backward_from=subject.backward_from,
         cast_anew=_cast_anew(export.graph_module, subject.first_names) if subject.casts_once else (),
         avoided_values=last_try,
         guards=guards,
@@ -241,7 +243,7 @@ class _Subject(nn.Module):
         self._snapshot = snapshot
         self._with_hooks = with_hooks
         self.module_stack = ModuleStack(model)
-        self._backward_from = backward_from
+        self.backward_from = backward_from
         self._outputs = outputs
         self._channels_last = channels_last
         self.starts = starts
@@ -320,7 +322,7 @@ class _Subject(nn.Module):
         tensors = [*parts.tensors]
         if self._channels_last and not any(map(lies_channels_last, pytree.tree_leaves((args, kwargs)))):
             tensors = [each.contiguous() if lies_channels_last(each) else each for each in tensors]
-        self.differentiated = differentiated(tensors, self._backward_from)
+        self.differentiated = differentiated(tensors, self.backward_from)
         if self._outputs == "loss":
             self.template = self.template.only(self.differentiated)
             tensors = [tensors[index] for index in self.differentiated]

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import nn
 
-from memfit.capture.calls import NotedCall, noted_calls
+from memfit.capture.calls import Loss, NotedCall, noted_calls
 from memfit.capture.sample import Sample, cut_off
 from memfit.capture.spilled import SpillFile
 from memfit.errors import InvalidFile, MemfitError
@@ -71,13 +71,16 @@ class RegionRunner:
             return CompiledCall(joint, graph, self.plan.program)
 
 
-def apply_regions(plan: Plan, model: nn.Module, sample: Sample | None) -> nn.Module:
-    """Attach the plans of all regions; with a sample, all are captured at once and must be what was planned."""
+def apply_regions(plan: Plan, model: nn.Module, sample: Sample | None, loss: Loss | None = None) -> nn.Module:
+    """Attach the plans of all regions; with a sample, all are captured at once and must be what was planned.
+
+    To find what regions are given, a step is run on the sample: from the `loss`, if there is one outside of the model.
+    """
     check_unplanned(model)
     fits = plan.budget_bytes is None or plan.unplanned_peak_bytes <= plan.budget_bytes
     with contextlib.nullcontext() if fits or sample is None else SpillFile() as file:
-        calls = {} if sample is None else noted_calls(model, sample, backward_from=plan.backward_from, file=file)
-        _attach_all(plan, model, sample, calls)
+        options: dict[str, Any] = {"backward_from": plan.backward_from, "file": file, "loss": loss}
+        _attach_all(plan, model, sample, {} if sample is None else noted_calls(model, sample, **options))
     return model
 
 
