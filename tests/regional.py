@@ -102,7 +102,7 @@ class Nothing(nn.Module):
         self.inner = Asking()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.inner(rows) if rows.mean() > -9.0 else rows
+        return self.inner(rows) if (rows * self.inner.weight).mean() > -9.0 else rows
 
 
 class Asking(nn.Module):
@@ -111,7 +111,7 @@ class Asking(nn.Module):
         self.weight = nn.Parameter(torch.ones(8))
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows * self.weight if rows.sum() > -9.0 else -rows * self.weight
+        return rows * self.weight if (rows * self.weight).sum() > -9.0 else -rows * self.weight
 
 
 def images(count: int = 16) -> torch.Tensor:

@@ -16,9 +16,8 @@ class Branches(nn.Module):
         self.linear = nn.Linear(4, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if x.sum() > 0:
-            return self.linear(x)
-        return -self.linear(x)
+        found = self.linear(x)
+        return found if found.sum() > 0 else -found
 
 
 class Selects(nn.Module):
@@ -67,7 +66,7 @@ def test_the_module_is_named() -> None:
 
 def test_the_line_is_named() -> None:
     error = failure(Nested(Branches()))
-    line = Branches.forward.__code__.co_firstlineno + 1
+    line = Branches.forward.__code__.co_firstlineno + 2
     assert error.source == f"capture/test_diagnose.py:{line}"
     assert error.source in str(error)
 

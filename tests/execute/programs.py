@@ -145,6 +145,7 @@ def _with_frees(graph: Graph, passes: dict[Phase, list[int]], in_place: Callable
     read_later: set[int] = set()
     for phase in (Phase.BACKWARD, Phase.FORWARD):
         reverse: list[Instruction] = []
+        protected = (*graph.tangents, *(graph.written_back if phase is Phase.FORWARD else ()))
         ends = [each for each in graph.written_back if each not in read_later] if phase is Phase.FORWARD else []
         read_later.update(ends)
         reverse += [Free(each) for each in ends if each not in lasting]
@@ -156,7 +157,7 @@ def _with_frees(graph: Graph, passes: dict[Phase, list[int]], in_place: Callable
                 if each not in read_later and each not in lasting
             ]
             over = operation.may_overwrite
-            overwritten = over in dying and over not in (*graph.tangents, *graph.written_back) and in_place(index)
+            overwritten = over in dying and over not in protected and in_place(index)
             reverse += [Free(each) for each in dying if not (overwritten and each == over)]
             reverse.append(Compute(index, overwritten))
             read_later.difference_update(operation.outputs)

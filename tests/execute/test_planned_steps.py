@@ -186,3 +186,22 @@ def test_reading_a_big_buffer_again_after_it_changed_is_refused():
     kept = planned(model, torch.randn(3, 4), keep_everything)
     batch = torch.randn(3, 4)
     assert_same(train_step(copy.deepcopy(model), batch), train_step(kept, batch))
+
+
+class Normalized(nn.Module):
+    """Divides by a running mean of squares, which it moves first."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 5)
+        self.register_buffer("squares", torch.ones(5))
+
+    def forward(self, features):
+        hidden = self.linear(features)
+        self.squares.lerp_(hidden.detach().square().mean(0), 0.1)
+        return hidden / self.squares.sqrt()
+
+
+@EVERY_PLANNER
+def test_the_new_value_of_a_buffer_may_be_written_over_where_it_is_computed_again(planner):
+    assert_planned_equals_eager(Normalized(), torch.randn(8, 6), planner)

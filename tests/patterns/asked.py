@@ -33,6 +33,25 @@ class PopsBatch(Net):
         return super().forward(batch.pop("x")) * batch.get("scale", 1.0)
 
 
+class LooksAtMask(Net):
+    """Leaves out the mask where it hides nothing, as transformers does."""
+
+    def forward(self, batch: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.first(batch))
+        if not bool((mask == 1).all()):
+            hidden = hidden.masked_fill(mask.unsqueeze(-1) == 0, 0.0)
+        return self.second(hidden)
+
+
+def with_mask(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    return loss_of(state.model(*masked(number)), batch[0])
+
+
+def masked(number: int) -> tuple[torch.Tensor, torch.Tensor]:
+    batch = features(number)
+    return batch, torch.arange(len(batch)) < (20 if number % 3 == 1 else len(batch))
+
+
 class FillsList(Net):
     def forward(self, batch: torch.Tensor, found: list[torch.Tensor]) -> torch.Tensor:
         hidden = torch.tanh(self.first(batch))
@@ -384,6 +403,13 @@ PATTERNS = [
         AsksDefault,
         lambda state, number: torch.set_default_dtype([torch.float32, torch.float64][number % 2]),
         lambda state: torch.set_default_dtype(torch.float32),
+    ),
+    Pattern(
+        name="a mask of which the forward asks whether all of it is one, some batches padded",
+        make=LooksAtMask,
+        batch=masked,
+        fit=fit_with_room,
+        step=step_of(with_mask),
     ),
     Pattern(
         name="sys.getrecursionlimit() asked by the forward",

@@ -21,7 +21,7 @@ class Branching(nn.Module):
         self.body = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 4))
 
     def forward(self, batch: torch.Tensor) -> torch.Tensor:
-        return self.body(batch if batch.sum() < 1e9 else batch / 2)
+        return self.body(batch if (batch.sum() * self.body[0].bias.sum()) < 1e9 else batch / 2)
 
 
 def net() -> nn.Module:

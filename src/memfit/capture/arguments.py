@@ -39,6 +39,8 @@ class GivenArguments:
         ordered = {name: sample.kwargs[name] for name in kwargs}
         own = pytree.tree_leaves((sample.args, ordered))
         self.own = own
+        places = {id(each): place for place, each in enumerate(pytree.tree_leaves((sample.args, dict(sample.kwargs))))}
+        self.places = [places[id(each)] for each in own]  # in the order of the sample
         self.leaves = pytree.tree_leaves((args, kwargs))  # as they are traced
         first = {id(each): traced for each, traced in zip(own_states, states, strict=True)}
         same = [

@@ -45,6 +45,7 @@ from memfit.capture.eager_calls import (
     with_statistics_apart,
     written,
 )
+from memfit.capture.questions import Answers
 from memfit.capture.uniform import UniformDraws
 from memfit.tensors import tensors_in
 
@@ -194,17 +195,25 @@ class Recorder(TorchDispatchMode):
     """Marks the nodes of a trace and answers questions about known values."""
 
     def __init__(
-        self, modules: ModuleStack, ran: Callable[[FrameType], None], *, casts: Callable[[], bool], runs: bool = True
+        self,
+        modules: ModuleStack,
+        ran: Callable[[FrameType], None],
+        *,
+        casts: Callable[[], bool],
+        answers: Answers,
+        runs: bool = True,
     ) -> None:
         """Store what is followed.
 
         `ran` is told which functions of the model's code run operators. `casts` tells whether there is autocast.
-        `runs`: the trace is to run, so that it must do what the eager run does.
+        `answers` are those to questions about arguments. `runs`: the trace is to run, so that it must do what the eager
+        run does.
         """
         super().__init__()
         self._casts, self._runs = casts, runs
         self._modules = modules
         self._ran = ran
+        self._answers = answers
         self._known = KnownValues()
         self._checkpoints: list[FrameType] = []  # kept, so that no later frame has the place of an earlier one
 
@@ -234,6 +243,8 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default:
             answer = self._known.answer(args[0])
+            if answer is None:
+                answer = self._answers.answer(args[0], user_line(model_frames()))
             if answer is not None:
                 return answer
         if self._runs and self._casts():
@@ -250,6 +261,7 @@ class Recorder(TorchDispatchMode):
         with _torch.annotation({ANNOTATION: mark}):
             result = (with_statistics_apart if statistics else _call)(func, args, kwargs)
         self._known.follow(func, args, kwargs, result)
+        self._answers.follow(func, args, kwargs, result, draws=draws(func), is_known=self._known.value_of)
         return result
 
 

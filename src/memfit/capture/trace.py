@@ -31,6 +31,7 @@ from memfit.capture.late_reads import LateReads
 from memfit.capture.layout import ChannelsLast, lies_channels_last
 from memfit.capture.numbers import Numbers
 from memfit.capture.outputs import OutputTemplate, Parts, differentiated, without_gradient
+from memfit.capture.questions import Answers, Questions
 from memfit.capture.reads import Reads
 from memfit.capture.real_layouts import real_layouts
 from memfit.capture.record import ANNOTATION, ModuleStack, Recorder
@@ -69,6 +70,7 @@ class Joint:
     uses: tuple[tuple[int, ...], ...] = ()  # by place of what calls are given: when it was used, in ascending numbers
     inner: tuple[int, ...] = ()  # outputs that others are computed from
     late: LateReads = dataclasses.field(default_factory=LateReads)  # what runs in the backward pass reads
+    questions: Questions = dataclasses.field(default_factory=Questions)  # that the forward asks about its arguments
     arrivals: tuple[int, ...] = ()  # states and arguments, by place, in the order in which they get their gradients
     name: str = "the model"  # of its class
     seconds: float = 0.0  # that tracing took
@@ -212,6 +214,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         numbers=subject.numbers,
         starts=subject.starts,
         late=subject.late,
+        questions=subject.questions,
         inner=subject.inner,
         uses=subject.uses,
         arrivals=tuple(subject.arrivals),
@@ -266,6 +269,7 @@ class _Subject(nn.Module):
         self._originals = Originals(model, self.reads.note, self.reads.note_absent)
         self.arrivals: list[int] = []
         self.late = LateReads()
+        self.questions = Questions()
         self.inner: tuple[int, ...] = ()
         self.uses: tuple[tuple[int, ...], ...] = ()
         self.first_names = first_names(model)
@@ -282,7 +286,10 @@ class _Subject(nn.Module):
         self._note_arrivals([*states, *arguments.leaves])
         noted: list[bool] = []  # autocast blocks of the model's own
         casts = functools.partial(any, (self.autocast, noted))
-        recorder = Recorder(self.module_stack, self.reads.ran, casts=casts, runs=self._runs)
+        asked = slice(0 if self.numbers.places else None)  # numbers that calls take anew are no part of a question
+        given = arguments.leaves[asked], arguments.own[asked], arguments.places[asked]
+        answers = Answers(*given, self._sample.leaf_names())
+        recorder = Recorder(self.module_stack, self.reads.ran, casts=casts, answers=answers, runs=self._runs)
         tensors_given = [*arguments.tensors, *states]
         for each in self.model.parameters():
             each._is_param = True  # what `isinstance(each, nn.Parameter)` looks at
@@ -340,6 +347,7 @@ class _Subject(nn.Module):
             raise without_gradient(type(self.model).__name__)
         self.inner = tuple(places_of_inner(tensors))
         self.uses = tuple(uses_of(tensors, given))
+        self.questions = answers.questions
         self.numbers.follow()  # functions of the backward pass may read them, too
         self.undifferentiated = tuple(
             index for index, tensor in enumerate(tensors) if tensor.requires_grad and index not in self.differentiated

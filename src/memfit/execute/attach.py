@@ -40,6 +40,7 @@ from memfit.capture.blame import BUGS, failed_running, is_of_the_model
 from memfit.capture.guards import Place
 from memfit.capture.held import own_kind
 from memfit.capture.numbers import following
+from memfit.capture.questions import ASKED
 from memfit.capture.rehearse import nothing_remains
 from memfit.capture.sample import cut_off
 from memfit.errors import CaptureError, ExecutionError, InfeasibleBudget, InvalidInput, MemfitError
@@ -204,6 +205,7 @@ class PlannedForward:
             last is not None
             and (same := last.states(leaves, spec, args, kwargs)) is not None
             and last.call.guards.hold()
+            and last.call.questions.hold(leaves)
         ):
             self.runs += 1
             return last.call(same, args, kwargs)
@@ -212,8 +214,7 @@ class PlannedForward:
             return self.original(*args, **kwargs)
         containers = containers_in(args, kwargs)
         kind = kind_of_call(modules, states, leaves, spec, containers)
-        of_kind = self.calls.get(kind, [])
-        call = next((each for each in of_kind if each.guards.hold()), None)
+        call = _like(self.calls.get(kind, []), leaves)
         if call is None:
             try:
                 call = self._new(kind, modules, leaves, args, kwargs)
@@ -232,7 +233,7 @@ class PlannedForward:
         """Capture a call; or take the one that another thread has captured meanwhile."""
         with alone():
             of_kind = self.calls.get(kind, [])
-            call = next((each for each in of_kind if each.guards.hold()), None)
+            call = _like(of_kind, leaves)
             if call is not None:
                 return call
             why = self._why(kind, modules, leaves)
@@ -347,6 +348,8 @@ class PlannedForward:
         if count != _TOO_MANY or not why.startswith(subject):
             return
         advice = "hold it in a buffer, which a captured call reads anew"
+        if subject.startswith(ASKED):
+            advice = "let the loop decide that, and tell the model by a number or another module"
         if subject.startswith("the shape of"):
             advice = "pad batches to a few lengths: buckets = memfit.Buckets.of(lengths), then buckets.pad(batch)"
         warnings.warn(
@@ -359,7 +362,7 @@ class PlannedForward:
         """In which way a call differs from those that were captured before."""
         of_kind = self.calls.get(kind)
         if of_kind:
-            return of_kind[-1].guards.change()
+            return of_kind[-1].guards.change() or of_kind[-1].questions.change(leaves)
         if not self.calls:
             return ""
         names = [*(name for name, _ in self._model.named_parameters(remove_duplicate=False))]
@@ -401,6 +404,11 @@ class PlannedForward:
         if self._instance_forward is not None:
             return _same, (self._instance_forward,)
         return getattr, (self._model, "forward")  # read before the attributes of the loaded model are there
+
+
+def _like(of_kind: Sequence[Call], leaves: list[Any]) -> Call | None:
+    """Return the captured call that has read the values which are there now, and is for such arguments."""
+    return next((each for each in of_kind if each.guards.hold() and each.questions.hold(leaves)), None)
 
 
 def _same(forward: Callable[..., Any]) -> Callable[..., Any]:

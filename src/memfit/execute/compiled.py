@@ -62,6 +62,7 @@ class CompiledCall:
         self._unused = [place for place, uses in enumerate(joint.uses) if place >= len(joint.state_names) and not uses]
         self._several = SeveralUses(joint) if any(joint.uses) else None
         self.guards = joint.guards
+        self.questions = joint.questions
         self.changes_only_buffers = not joint.changes_arguments and not joint.changes_parameters
         places = _torch.result_places(joint.export)
         self._arrivals = Arrivals.of(joint, places.start)

@@ -31,6 +31,7 @@ class MarkedCall:
         self._names = sample.leaf_names()
         self._call = CompiledCall(joint, graph, program, around_backward=self._around_backward)
         self.guards = self._call.guards
+        self.questions = self._call.questions
         self.forget()
 
     def forget(self) -> None:
