@@ -66,6 +66,7 @@ class Recipe:
     device: Device | None = None  # None: where the model is
     loss: OutsideLoss | None = None  # None: inside the model, or not counted
     starts: tuple[tuple[int, ...] | None, ...] = ()  # how gradients of outputs come, if that is known without the loss
+    seed: int = 0  # from which steps that are run to plan begin, see `regions/fullest.py`
     beside_bytes: int = 0  # live all along and not the model's: gradients of earlier batches, other models
     time_limit_s: float = 6.0
     remember: bool = False  # take the plan of an earlier run, and keep this one's, see `remembered.py`

@@ -66,6 +66,7 @@ def noted_calls(
     model: nn.Module,
     sample: Sample,
     *,
+    seed: int = 0,
     backward_from: str = "auto",
     of: Sequence[nn.Module] | None = None,
     checkpointed: Sequence[nn.Module] = (),
@@ -89,7 +90,7 @@ def noted_calls(
         stack.enter_context(_keeping_nothing(checkpointed))
         if saved is not None:
             stack.enter_context(saved.active())
-        step(subject, given, seed=0, backward_from=backward_from, before_backward=notes.turn_around)
+        step(subject, given, seed=seed, backward_from=backward_from, before_backward=notes.turn_around)
     return dict(notes.calls)
 
 

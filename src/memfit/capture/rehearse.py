@@ -9,9 +9,11 @@ Note [Starts of gradients]
 
 import contextlib
 import dataclasses
+import random
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -70,6 +72,14 @@ def drop_gradients(model: nn.Module, sample: Sample) -> None:
         leaf.grad = None
 
 
+def seed_all(seed: int) -> None:
+    """Seed torch's generator; those of Python and NumPy stay as they are for 0, from which all but few steps begin."""
+    torch.manual_seed(seed)
+    if seed:
+        random.seed(seed)
+        np.random.seed(seed)
+
+
 def step(
     model: nn.Module,
     sample: Sample,
@@ -84,7 +94,7 @@ def step(
     What the model returned is held to the end, see Note [What a step is] in `plan/simulate.py`, if it is wanted.
     """
     drop_gradients(model, sample)
-    torch.manual_seed(seed)
+    seed_all(seed)
     given = with_others(sample.args, sample.kwargs)  # lists may be written
     outputs = [model(*given.args, **given.kwargs)]
     held = outputs[0] if holds_output else None

@@ -96,7 +96,8 @@ def find_regions(
     rest = None if limit_bytes is None else Rest.of(model, sample, limit_bytes)
     with SpillFile() if spills else contextlib.nullcontext() as file:
         loss = known_loss(recipe)
-        calls = noted_calls(model, sample, backward_from=recipe.backward_from, file=file, loss=loss)
+        options: dict[str, Any] = {"seed": recipe.seed, "backward_from": recipe.backward_from, "loss": loss}
+        calls = noted_calls(model, sample, file=file, **options)
         search = RegionSearch(model, calls, region_recipe(recipe), least_bytes, rest=rest, must_fit=spills)
         search.left_eager[""] = str(error)
         search.look_into("", model)

@@ -33,6 +33,7 @@ from memfit.plan.solve import Solution
 from memfit.prepare import Prepared
 from memfit.recipe import LOWERING, Recipe, budget_bytes
 from memfit.regions.find import KEEPS_LITTLE, Kind, Region, Regions, find_regions, region_recipe, regions_digest
+from memfit.regions.fullest import fullest_seed
 from memfit.regions.whole import EagerStep, eager_footprint, eager_step, limit_of, region_footprint, stretches_of
 from memfit.shortage import Shortage
 
@@ -228,6 +229,7 @@ def make_region_planner(model: nn.Module, sample: Sample, recipe: Recipe, error:
     start = time.monotonic()
     if not could_be_in_regions(model, sample, recipe):
         raise _without_what_asks_for_whole(error, model, sample, recipe)
+    recipe = dataclasses.replace(recipe, seed=fullest_seed(model, sample))
     try:
         eager = eager_step(model, sample, recipe)
     except CaptureError as reason:

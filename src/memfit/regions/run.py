@@ -26,6 +26,7 @@ from memfit.pipeline import recipe_of
 from memfit.plan.plan import Plan
 from memfit.plan.validate import check_program
 from memfit.prepare import planned_graph, traced_for
+from memfit.regions.fullest import fullest_seed
 from memfit.runner import check_equal_to_eager, other_call
 
 _MOST_KINDS = 8  # of calls that one region captures
@@ -80,7 +81,10 @@ def apply_regions(plan: Plan, model: nn.Module, sample: Sample | None, loss: Los
     fits = plan.budget_bytes is None or plan.unplanned_peak_bytes <= plan.budget_bytes
     with contextlib.nullcontext() if fits or sample is None else SpillFile() as file:
         options: dict[str, Any] = {"backward_from": plan.backward_from, "file": file, "loss": loss}
-        _attach_all(plan, model, sample, {} if sample is None else noted_calls(model, sample, **options))
+        calls = {} if sample is None else noted_calls(model, sample, **options)
+        if sample is not None and not plan.regions.keys() <= calls.keys():
+            calls = noted_calls(model, sample, seed=fullest_seed(model, sample), **options)
+        _attach_all(plan, model, sample, calls)
     return model
 
 

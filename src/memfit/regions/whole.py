@@ -220,7 +220,7 @@ def _run(model: nn.Module, sample: Sample, recipe: Recipe) -> Callable[[], None]
     def run() -> None:
         nonlocal ran
         try:
-            step(subject, given, seed=0, backward_from=recipe.backward_from)
+            step(subject, given, seed=recipe.seed, backward_from=recipe.backward_from)
         except Exception as error:
             if not ran or isinstance(error, MemfitError | MemoryError):
                 raise
