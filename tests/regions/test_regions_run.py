@@ -1,6 +1,7 @@
 """A model in regions trains as its eager twin, and is the same afterwards."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -57,6 +58,7 @@ def plan(one_thread):
         (Repeated, lambda: images(4), "smallest"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:a part of this Experts is given more")  # rows go where their values say
 def test_three_steps_are_equal_bit_for_bit(make, batch, budget):
     eager = make()
     model = memfit.fit(copy.deepcopy(eager), batch(), budget, time_limit=0.5)
@@ -139,6 +141,16 @@ def test_calls_of_other_shapes_keep_the_decisions(plan):
     assert_same(trained(eager, batches), trained(model, batches))
     (first, *_) = _forwards(model)
     assert [type(call) for calls in first.calls.values() for call in calls] == [CompiledCall, CompiledCall]
+
+
+def test_a_larger_call_than_the_planned_one_is_warned_of_and_a_smaller_one_is_not(plan):
+    sample = images(4)
+    for other, warned in ((3, False), (6, True)):
+        model = memfit.apply(plan, Branching(), sample)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            model(images(other)).backward()
+        assert any("give fit the largest sample" in str(each.message) for each in said) == warned
 
 
 def test_shapes_that_go_on_changing_run_by_the_models_own_forward(plan, monkeypatch):

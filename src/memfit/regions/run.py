@@ -2,8 +2,9 @@
 
 Note [Other calls of a region]
     A plan in regions is for the step it was made for. A call of another kind keeps the region's decisions if it has
-    the same operations, whatever its sizes, and otherwise runs by the region's own forward; so does every
-    call after a few kinds, because a region whose shapes follow the data would be captured anew in every step.
+    the same operations, whatever its sizes, with a warning where it takes more, and otherwise runs by the region's own
+    forward; so does every call after a few kinds, because a region whose shapes follow the data would be captured anew
+    in every step.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from memfit.execute.compiled import CompiledCall
 from memfit.internal import internal_errors
 from memfit.pipeline import recipe_of
 from memfit.plan.plan import Plan
+from memfit.plan.simulate import simulate
 from memfit.plan.validate import check_program
 from memfit.prepare import planned_graph, traced_for
 from memfit.regions.fullest import fullest_seed
@@ -40,6 +42,7 @@ class RegionRunner:
     whole: Plan
     only_the_plan: bool = False  # refuse a call that the plan is not for
     kinds: int = 0  # captured so far
+    planned_bytes: int | None = None  # that the call takes which was planned, once it came
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         if self.kinds >= _MOST_KINDS:
@@ -66,10 +69,23 @@ class RegionRunner:
         with traced_for(model, example, recipe, with_hooks=False) as joint:
             check_equal_to_eager(type(model).__name__, joint)
             graph = planned_graph(joint, recipe)
-            if self.only_the_plan and graph.digest() != self.plan.program.graph_digest:
+            is_planned = graph.digest() == self.plan.program.graph_digest
+            if self.only_the_plan and not is_planned:
                 raise InvalidFile(other_call(self.plan, example))
             check_program(graph, self.plan.program)
+            self._compare(simulate(graph, self.plan.program).peak_bytes, is_planned=is_planned)
             return CompiledCall(joint, graph, self.plan.program)
+
+    def _compare(self, peak_bytes: int, *, is_planned: bool) -> None:
+        """Warn of a call that takes more than the one that was planned."""
+        if is_planned:
+            self.planned_bytes = peak_bytes
+        elif self.planned_bytes is not None and peak_bytes > self.planned_bytes:
+            warnings.warn(
+                f"a part of this {self.whole.model} is given more than in the step that was planned region by region, so "
+                "that the step may be over its budget: give fit the largest sample",
+                stacklevel=2,
+            )
 
 
 def apply_regions(plan: Plan, model: nn.Module, sample: Sample | None, loss: Loss | None = None) -> nn.Module:
