@@ -82,8 +82,8 @@ class RegionRunner:
             self.planned_bytes = peak_bytes
         elif self.planned_bytes is not None and peak_bytes > self.planned_bytes:
             warnings.warn(
-                f"a part of this {self.whole.model} is given more than in the step that was planned region by region, so "
-                "that the step may be over its budget: give fit the largest sample",
+                f"a part of this {self.whole.model} is given more than in the step that was planned region by region; "
+                "the step may be over its budget: give fit the largest sample",
                 stacklevel=2,
             )
 
