@@ -66,7 +66,7 @@ def test_the_public_names_are_these() -> None:
 
 @pytest.mark.parametrize("name", [name for name in PUBLIC_NAMES if name != "TECHNIQUES"])
 def test_every_public_name_is_documented(name: str) -> None:
-    documentation = vars(memfit)[name].__doc__
+    documentation = getattr(memfit, name).__doc__
     assert documentation
     assert not documentation.startswith(f"{name}("), "the docstring a dataclass makes by itself"
 

@@ -6,18 +6,18 @@ used, 3 no plan fits the budget, 4 a planned step is not what it should be (`che
 """
 
 import contextlib
+import importlib
 import importlib.metadata
 import logging
 import sys
 import traceback
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from memfit.cli import cache, demo, doctor, estimate, frontier, plan, prove, report, zoo
 from memfit.cli.streams import INTERRUPTED
 from memfit.errors import InfeasibleBudget, MemfitError
-from memfit.report.breakdown import printable
 
 INVALID, INFEASIBLE, BUG = 2, 3, 70
 
@@ -54,8 +54,50 @@ Answers are on stdout, everything else on stderr. Where these are no terminals
 they are plain text. `memfit --install-completion` teaches your shell.
 """
 
+VERBS = {  # by name: the file, what help texts there begin with, and the help of the list
+    "estimate": ("estimate", "", "Predict the peak memory of one training step."),
+    "plan": ("plan", "", "Find the fastest training step under a budget."),
+    "check": ("prove", "CHECK_", "Compare a planned step with the eager one."),
+    "profile": ("prove", "PROFILE_", "Measure peak and time of a planned step."),
+    "frontier": ("frontier", "", "The whole curve of memory against time."),
+    "report": ("report", "", "Show a plan: a page, a picture or a film."),
+    "doctor": ("doctor", "", "Explain a GPU's memory snapshot or an out-of-memory error."),
+    "zoo": ("zoo", "", "Plans that are there already."),
+    "cache": ("cache", "", "What is kept on disk, and how to remove it."),
+    "demo": ("demo", "", "ResNet-50 and GPT-2 in half of their activation memory, in a minute."),
+}
+
+
+class _Verb(TyperCommand):
+    """A verb whose file is imported when it is asked for: torch takes seconds."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Begin the verb itself."""
+        assert self.name is not None
+        return _verb(self.name).make_context(*args, **kwargs)
+
+
+class _Verbs(TyperGroup):
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        for name, (_, _, short_help) in VERBS.items():
+            self.add_command(_Verb(name, short_help=short_help))
+
+
+def _verb(name: str) -> Any:
+    file, texts, short_help = VERBS[name]
+    module = importlib.import_module(f"memfit.cli.{file}")
+    app = getattr(module, "app", None)
+    if app is None:
+        app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        help_text, examples = getattr(module, f"{texts}HELP"), getattr(module, f"{texts}EXAMPLES")
+        app.command(name=name, short_help=short_help, help=help_text, epilog=examples)(getattr(module, name))
+    return typer.main.get_command(app)
+
+
 app = typer.Typer(
     name="memfit",
+    cls=_Verbs,
     help="Train any PyTorch model inside the memory you have.",
     epilog=EPILOG,
     no_args_is_help=True,
@@ -86,6 +128,8 @@ def run() -> None:
 
 
 def _exit_with(code: int, message: str) -> NoReturn:
+    from memfit.report.breakdown import printable  # not before there is something to say: it takes a while
+
     typer.secho("error: ", fg="red", bold=True, err=True, nl=False)
     typer.echo(printable(" ".join(message.split())), err=True)
     sys.exit(code)
@@ -104,60 +148,3 @@ def _memfit(
     ] = False,
 ) -> None:
     """Train any PyTorch model inside the memory you have."""
-
-
-app.command(
-    name="estimate",
-    short_help="Predict the peak memory of one training step.",
-    help=estimate.HELP,
-    epilog=estimate.EXAMPLES,
-)(estimate.estimate)
-app.command(
-    name="plan",
-    short_help="Find the fastest training step under a budget.",
-    help=plan.HELP,
-    epilog=plan.EXAMPLES,
-)(plan.plan)
-app.command(
-    name="check",
-    short_help="Compare a planned step with the eager one.",
-    help=prove.CHECK_HELP,
-    epilog=prove.CHECK_EXAMPLES,
-)(prove.check)
-app.command(
-    name="profile",
-    short_help="Measure peak and time of a planned step.",
-    help=prove.PROFILE_HELP,
-    epilog=prove.PROFILE_EXAMPLES,
-)(prove.profile)
-app.command(
-    name="frontier",
-    short_help="The whole curve of memory against time.",
-    help=frontier.HELP,
-    epilog=frontier.EXAMPLES,
-)(frontier.frontier)
-app.command(
-    name="report",
-    short_help="Show a plan: a page, a picture or a film.",
-    help=report.HELP,
-    epilog=report.EXAMPLES,
-)(report.report)
-app.command(
-    name="doctor",
-    short_help="Explain a GPU's memory snapshot or an out-of-memory error.",
-    help=doctor.HELP,
-    epilog=doctor.EXAMPLES,
-)(doctor.doctor)
-app.add_typer(zoo.app, name="zoo", short_help="Plans that are there already.")
-app.command(
-    name="cache",
-    short_help="What is kept on disk, and how to remove it.",
-    help=cache.HELP,
-    epilog=cache.EXAMPLES,
-)(cache.cache)
-app.command(
-    name="demo",
-    short_help="ResNet-50 and GPT-2 in half of their activation memory, in a minute.",
-    help=demo.HELP,
-    epilog=demo.EXAMPLES,
-)(demo.demo)
