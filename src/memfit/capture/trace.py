@@ -287,8 +287,8 @@ class _Subject(nn.Module):
         noted: list[bool] = []  # autocast blocks of the model's own
         casts = functools.partial(any, (self.autocast, noted))
         asked = slice(0 if self.numbers.places else None)  # numbers that calls take anew are no part of a question
-        given = arguments.leaves[asked], arguments.own[asked], arguments.places[asked]
-        answers = Answers(*given, self._sample.leaf_names())
+        of_call = arguments.leaves[asked], arguments.own[asked], arguments.places[asked]
+        answers = Answers(*of_call, self._sample.leaf_names())
         recorder = Recorder(self.module_stack, self.reads.ran, casts=casts, answers=answers, runs=self._runs)
         tensors_given = [*arguments.tensors, *states]
         for each in self.model.parameters():

@@ -49,5 +49,5 @@ def _called(model: nn.Module, sample: Sample, parts: list[nn.Module], seed: int)
 
 
 def _states() -> tuple[object, ...]:
-    _, numbers, place, *_ = np.random.get_state(legacy=True)
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), numbers.tobytes(), place
+    own = [each.tobytes() if isinstance(each, np.ndarray) else each for each in np.random.get_state(legacy=True)]
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), *own
