@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from memfit.display import html_of
-from memfit.ir import Graph, Kind, Storage
+from memfit.ir import Graph, Kind, Phase, Storage
 from memfit.measure.devices import usable_bytes
 from memfit.plan.reserved import ReservedMemory
 from memfit.plan.simulate import Timeline
@@ -100,6 +100,12 @@ class Estimate:
         }
 
     @property
+    def passes(self) -> str:
+        """Which passes are counted, in words."""
+        both = any(each.phase is Phase.BACKWARD for each in self.graph.operations)
+        return "forward and backward" if both else "forward"
+
+    @property
     def peak_phase(self) -> str:
         return self.timeline.peak.phase
 
@@ -170,7 +176,7 @@ class Estimate:
 
     def __str__(self) -> str:
         parts = ", ".join(f"{format_bytes(size)} {kind}" for kind, size in self.by_kind().items())
-        step = f"a training step with {self.optimizer}" if self.optimizer else "forward and backward"
+        step = f"a training step with {self.optimizer}" if self.optimizer else self.passes
         notes = "".join(f"; {note}" for note in self.notes)
         process = ""
         if self.process_peak_bytes is not None:

@@ -15,7 +15,7 @@ from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
 from memfit.capture.with_loss import WithLoss
 from memfit.describe import capability_elsewhere, device_of, granularity_bytes
-from memfit.errors import InvalidInput
+from memfit.errors import InvalidInput, InvalidModel
 from memfit.estimate import Estimate, ParameterCount, UpperEnd
 from memfit.execute.attach import removed
 from memfit.ir import Graph, OptimizerMemory, Program, without_prefix
@@ -171,8 +171,11 @@ def unplanned_step(
     check_optimizer(optimizer)
     given = Sample.of(sample) if loss is None else Sample((sample,))
     elsewhere = capability_elsewhere(model, target)
+    loop = loop or Loop()
+    if not loop.backward and optimizer is not None:
+        raise InvalidInput("a forward pass alone has no optimizer step; leave out the optimizer, or loop=")
     with removed(model), operators_of(elsewhere):
-        graph, program = _eager_step(model, sample, loss, backward_from)
+        graph, program = _eager_step(model, sample, loss, backward_from, trains=loop.backward)
     needs = step_optimizer_memory(optimizer, model, graph, target)
     if measure is None:
         measure = target is None and may_be_probed(model, given, graph)
@@ -184,7 +187,7 @@ def unplanned_step(
     )
     libraries = None if capability is None or measure else library_bytes(graph, capability, convolutions)
     measured = tuple(workspace_bytes(graph, operation, costs) for operation in graph.operations)
-    graph, program = (loop or Loop()).around(graph, program)
+    graph, program = loop.around(graph, program)
     return UnplannedStep(
         graph=graph,
         program=program,
@@ -199,15 +202,21 @@ def unplanned_step(
         device=device_of(model) if target is None else target.name,
         parameters=parameter_counts(model),
         workspaces_measured=all(each.signature in costs for each in graph.operations if each.signature),
-        notes=(*_optimizer_notes(model, optimizer), *_notes(graph, costs, target)),
+        notes=(*(_optimizer_notes(model, optimizer) if loop.backward else ()), *_notes(graph, costs, target)),
     )
 
 
-def _eager_step(model: nn.Module, sample: Any, loss: Loss | None, backward_from: str) -> tuple[Graph, Program]:
+def _eager_step(
+    model: nn.Module, sample: Any, loss: Loss | None, backward_from: str, *, trains: bool
+) -> tuple[Graph, Program]:
     """Return a step as eager runs it, from a trace where it cannot be run without values."""
     subject = model if loss is None else WithLoss(model, loss)
     example = Sample.of(sample) if loss is None else Sample((sample,))
-    found = eager_step(subject, example, backward_from=backward_from)
+    found = eager_step(subject, example, backward_from=backward_from, backward=trains)
+    if found is None and not trains:
+        raise InvalidModel(
+            f"{type(model).__name__} asks for values in its forward pass, so it cannot be followed without a backward pass"
+        )
     if found is None:
         with traced(subject, example, backward_from=backward_from, runs=False) as joint:
             graph = lower(joint)

@@ -73,3 +73,46 @@ def test_kept_outputs_live_through_the_next_forward_pass():
 def test_a_plan_says_that_it_does_not_count_kept_outputs():
     with pytest.raises(InvalidInput, match="leave room"):
         memfit.plan(nn.Linear(4, 4), torch.randn(2, 4), budget=1.0, loop=memfit.Loop(outputs="kept"))
+
+
+def evaluated(loss=None, **options):
+    model = nn.Sequential(*[nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4)])
+    return memfit.estimate(
+        model, torch.randn(64, WIDTH), loss=loss, loop=memfit.Loop(backward=False), measure=False, **options
+    )
+
+
+def without_gradients(model, batch):
+    with torch.inference_mode():
+        return model(batch)
+
+
+WEIGHTS, ROWS = 4 * WIDTH * WIDTH * 4, 64 * WIDTH * 4
+
+
+def test_a_forward_pass_alone_keeps_what_autograd_saves():
+    assert evaluated().peak_bytes == WEIGHTS + 5 * ROWS
+
+
+def test_without_gradients_a_forward_pass_keeps_an_input_and_an_output():
+    assert evaluated(without_gradients).peak_bytes == WEIGHTS + 3 * ROWS
+    with torch.no_grad():
+        assert evaluated().peak_bytes == WEIGHTS + 3 * ROWS
+
+
+def test_a_forward_pass_alone_is_estimated_for_a_device():
+    estimate = evaluated(without_gradients, device="RTX 4090")
+    assert estimate.reserved.allocated_bytes == WEIGHTS + 3 * ROWS + 8_519_680
+    assert "forward:" in str(estimate) and "adamw" not in str(estimate)
+
+
+def test_a_frozen_model_can_be_evaluated():
+    model = nn.Linear(4, 4).requires_grad_(False)
+    assert memfit.estimate(model, torch.randn(2, 4), loop=memfit.Loop(backward=False), measure=False).peak_bytes > 0
+
+
+def test_a_forward_pass_alone_has_no_optimizer_and_no_plan():
+    with pytest.raises(InvalidInput, match="no optimizer step"):
+        evaluated(optimizer="adamw")
+    with pytest.raises(InvalidInput, match="a plan is for a training step"):
+        memfit.plan(nn.Linear(4, 4), torch.randn(2, 4), budget=1.0, loop=memfit.Loop(backward=False))

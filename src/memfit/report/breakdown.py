@@ -84,7 +84,7 @@ def batch_words(estimate: Estimate) -> str:
 
 def step_words(estimate: Estimate) -> str:
     """What is counted: with an optimizer or without."""
-    return f"training step with {estimate.optimizer}" if estimate.optimizer else "forward and backward"
+    return f"training step with {estimate.optimizer}" if estimate.optimizer else estimate.passes
 
 
 def kind_rows(estimate: Estimate) -> list[Row]:
