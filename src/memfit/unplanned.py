@@ -215,7 +215,7 @@ def _eager_step(
     found = eager_step(subject, example, backward_from=backward_from, backward=trains)
     if found is None and not trains:
         raise InvalidModel(
-            f"{type(model).__name__} asks for values in its forward pass, so it cannot be followed without a backward pass"
+            f"{type(model).__name__} asks for values in its forward pass, so that pass alone cannot be followed"
         )
     if found is None:
         with traced(subject, example, backward_from=backward_from, runs=False) as joint:

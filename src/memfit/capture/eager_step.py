@@ -97,7 +97,7 @@ class _Run:
         ):
             outputs = [self._forward(state)]
             held, starts = self._starts(outputs, backward_from)
-            if starts:
+            if backward_from is not None:
                 self._journal.begin_backward()
                 _backward(starts)
             writer.check()
