@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.course_lm import AdamW, CourseLM, cross_entropy
+from benchmarks.course_lm import AdamW, CourseLM, cross_entropy, softmax
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -30,7 +30,7 @@ class Case:
     earlier: tuple[int, ...] = ()  # rows of what the same process trained before, whose models stay
     searches: bool = False  # cuDNN tries all algorithms, `torch.backends.cudnn.benchmark`
     peaks: tuple[int, int] = (0, 0)  # allocated and reserved bytes of a trace that measured.csv has no row of
-    forward_only: bool = False  # its graph kept, and no backward pass
+    forward_only: bool = False  # no backward pass
     context_mib: tuple[float, float] = (0.0, 0.0)  # what of a context a figure contains, where it is of a process
 
 
@@ -297,6 +297,48 @@ def _course(row: int, name: str, sizes: tuple[int, ...], batch: int, context: in
     return Case(row=row, name=name, device=device, make=make, **options)
 
 
+def _served(row: int, context: int, peaks: tuple[int, int] = (0, 0), *, mixed: bool = False) -> Case:
+    """The middle course LM in inference mode."""
+
+    def make() -> tuple[nn.Module, Any]:
+        return CourseLM(10_000, context, 1024, 4096, 24, 16), torch.empty(4, context, dtype=torch.int64)
+
+    def loss(model: Any, batch: Any) -> Any:
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            return model(batch)
+
+    name = f"course LM 24 x 1024, b4 x {context}, inference{' in bf16' if mixed else ''}"
+    return Case(row=row, name=name, device="RTX 4090", make=make, loss=loss, peaks=peaks, forward_only=True)
+
+
+def _linear(row: int, peaks: tuple[int, int], *, gradients: bool) -> Case:
+    """One layer, forward alone, whose result is in a variable until the next: with gradients so is its input."""
+
+    def make() -> tuple[nn.Module, Any]:
+        rows = [torch.empty(5000, 10_000) for _ in range(2 if gradients else 1)]
+        return nn.Linear(10_000, 50_000), rows
+
+    def loss(model: Any, rows: Any) -> Any:
+        with torch.set_grad_enabled(gradients):
+            return model(rows[0])
+
+    name = f"one layer, forward{'' if gradients else ' without gradients'}"
+    options: dict[str, Any] = {"peaks": peaks, "forward_only": True, "outputs": "kept"}
+    return Case(row=row, name=name, device="H100-80GB", make=make, loss=loss, **options)
+
+
+class _Attention(nn.Module):
+    """Attention written out, of a head of 16, whose queries, keys and values are what is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Parameter(torch.empty(8, 4096, 16)) for _ in range(3))
+
+    def forward(self, _batch: Any) -> torch.Tensor:
+        scores = torch.einsum("bqd,bkd->bqk", self.query, self.key) / 4.0
+        return torch.einsum("bqk,bkd->bqd", softmax(scores), self.value)
+
+
 def _forward(row: int, context: int, peaks: tuple[int, int], *, mixed: bool = False) -> Case:
     """A forward pass of the biggest course LM whose graph is kept, in 32 bits or with autocast to bfloat16."""
 
@@ -373,4 +415,26 @@ def cases() -> list[Case]:
         _forward(-2, 256, (26_388_097_024, 26_545_750_016)),
         _forward(-3, 128, (24_024_505_344, 24_245_174_272), mixed=True),
         _forward(-4, 256, (28_398_369_792, 28_848_422_912), mixed=True),
+        _served(96, 128),
+        _served(-5, 256, (1_795_741_696, 1_864_368_128)),
+        _served(-6, 512, (1_951_309_824, 1_981_808_640), mixed=True),
+        _course(
+            -7,
+            "course LM 32 x 2560, b4 x 256",
+            (10_000, 2560, 10_240, 32, 32),
+            4,
+            256,
+            "H100-80GB",
+            peaks=(54_961_465_856, 61_111_009_280),
+        ),
+        _linear(-8, (4_436_169_216, 4_439_670_784), gradients=True),
+        _linear(-9, (4_236_169_216, 4_439_670_784), gradients=False),
+        Case(
+            row=-10,
+            name="attention written out, b8 x 4096",
+            device="RTX 4090",
+            make=lambda: (_Attention(), torch.empty(0)),
+            loss=_sum,
+            peaks=(3_249_144_832, 3_781_165_056),
+        ),
     ]

@@ -40,10 +40,7 @@ def estimated(case: Case, by_row: dict[int, Case]) -> tuple[Peaks, dict[str, tup
             "allocated": _widened(low.allocated_bytes, most_allocated, ALLOCATED_WITHIN),
             "reserved": _widened(low.reserved_bytes, most_reserved, RESERVED_WITHIN),
         }
-    step = _step(case)
-    if case.forward_only:
-        step = dataclasses.replace(step, program=dataclasses.replace(step.program, backward=()))
-    estimate = step.estimate()
+    estimate = _step(case).estimate()
     assert estimate.reserved is not None
     peaks = Peaks(allocated_bytes=estimate.reserved.allocated_bytes, reserved_bytes=estimate.reserved.reserved_bytes)
     return peaks, estimate.ranges()
@@ -64,7 +61,7 @@ def _step(case: Case) -> UnplannedStep:
             measure=None,
             backward_from="auto",
             progress=None,
-            loop=memfit.Loop(gradients=case.gradients, outputs=case.outputs),
+            loop=memfit.Loop(gradients=case.gradients, outputs=case.outputs, backward=not case.forward_only),
         )
 
 

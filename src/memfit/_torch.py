@@ -386,14 +386,28 @@ def described_by_kernels(operators: Sequence[torch._ops.OpOverload]) -> Iterator
 
 @contextlib.contextmanager
 def inference_without_gradients() -> Iterator[None]:
-    """Let `torch.inference_mode` do what `torch.no_grad` does, under which operators come apart as in training."""
+    """Let `torch.inference_mode` do what `torch.no_grad` does, under which operators come apart as in training.
+
+    What it does beside is kept: autocast holds no weights that it has cast.
+    """
     inference_mode, has_gradients = torch._C._InferenceMode, torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(has_gradients):
-        torch._C._InferenceMode = lambda mode: torch.set_grad_enabled(not mode)  # type: ignore[misc,assignment]
+        torch._C._InferenceMode = _without_gradients  # type: ignore[misc,assignment]
         try:
             yield
         finally:
             torch._C._InferenceMode = inference_mode  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def _without_gradients(mode: bool) -> Iterator[None]:
+    keeps_casts = torch.is_autocast_cache_enabled()
+    with torch.set_grad_enabled(not mode):
+        torch.set_autocast_cache_enabled(keeps_casts and not mode)
+        try:
+            yield
+        finally:
+            torch.set_autocast_cache_enabled(keeps_casts)
 
 
 def compile_joint(

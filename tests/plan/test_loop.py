@@ -117,3 +117,11 @@ def test_a_forward_pass_alone_has_no_optimizer_and_no_plan():
         evaluated(optimizer="adamw")
     with pytest.raises(InvalidInput, match="a plan is for a training step"):
         memfit.plan(nn.Linear(4, 4), torch.randn(2, 4), budget=1.0, loop=memfit.Loop(backward=False))
+
+
+def test_inference_mode_under_autocast_keeps_no_weights_that_were_cast():
+    def inference(model, batch):
+        with torch.autocast("cpu", torch.bfloat16), torch.inference_mode():
+            return model(batch)
+
+    assert evaluated(inference).peak_bytes < WEIGHTS + WEIGHTS // 4 + 3 * ROWS
