@@ -10,7 +10,7 @@ import torch
 
 import memfit
 from benchmarks.gpu_truth_cases import Case
-from memfit.estimate import ALLOCATED_WITHIN, RESERVED_WITHIN, _widened
+from memfit.estimate import ALLOCATED_WITHIN, RESERVED_WITHIN, widened
 from memfit.ir import Kind
 from memfit.plan.allocator.caching import CachingAllocator, OutOfDeviceMemory
 from memfit.plan.allocator.device import DeviceMemory
@@ -37,8 +37,8 @@ def estimated(case: Case, by_row: dict[int, Case]) -> tuple[Peaks, dict[str, tup
             max(getattr(each, name) for each in others) for name in ("allocated_bytes", "reserved_bytes")
         )
         return low, {
-            "allocated": _widened(low.allocated_bytes, most_allocated, ALLOCATED_WITHIN),
-            "reserved": _widened(low.reserved_bytes, most_reserved, RESERVED_WITHIN),
+            "allocated": widened(low.allocated_bytes, most_allocated, ALLOCATED_WITHIN),
+            "reserved": widened(low.reserved_bytes, most_reserved, RESERVED_WITHIN),
         }
     estimate = _step(case).estimate()
     assert estimate.reserved is not None

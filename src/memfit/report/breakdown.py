@@ -43,17 +43,14 @@ def range_words(estimate: Estimate) -> str:
     if not ranges:
         return ""
     said = ", ".join(f"{name} {format_bytes(low)} to {format_bytes(high)}" for name, (low, high) in ranges.items())
-    highest = estimate.highest
-    if highest is None or (highest.peak_bytes, highest.needed_bytes) == (estimate.peak_bytes, estimate.needed_bytes):
+    if estimate.most_needed_bytes == estimate.needed_bytes:
         return f"{said}: as far as simulated steps were from recorded ones"
-    return f"{said}: depends on {highest.reason}"
+    return f"{said}: depends on {estimate.reason}"
 
 
 def verdict(estimate: Estimate, limit: Limit) -> str:
     """Say whether a step fits a limit, or what that depends on."""
-    if estimate.highest is None:
-        return limit.verdict(estimate.needed_bytes)
-    return limit.verdict(estimate.needed_bytes, estimate.most_needed_bytes, estimate.highest.reason)
+    return limit.verdict(estimate.needed_bytes, estimate.most_needed_bytes, estimate.reason)
 
 
 def printable(text: str) -> str:
