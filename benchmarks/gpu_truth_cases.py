@@ -54,7 +54,16 @@ def _own_loss(model: Any, batch: Any) -> torch.Tensor:
 
 def _outputs_in_a_variable(model: Any, batch: Any) -> Any:
     outputs = model(**batch)
-    return outputs.loss, outputs.logits
+    held = [each for name, each in outputs.items() if name != "loss" and isinstance(each, torch.Tensor)]
+    return outputs.loss, *held, *_cached(outputs)
+
+
+def _cached(outputs: Any) -> list[torch.Tensor]:
+    """Return keys and values that a language model returns for a next call, which there is none of in training."""
+    cache = outputs.get("past_key_values")
+    caches = [getattr(cache, name, None) for name in ("self_attention_cache", "cross_attention_cache")]
+    found = [each for each in (*caches, cache) if hasattr(each, "layers")]
+    return [each for one in found for layer in one.layers for each in (layer.keys, layer.values)]
 
 
 def _written_out(model: Any, batch: Any) -> torch.Tensor:
