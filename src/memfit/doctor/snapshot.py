@@ -22,9 +22,9 @@ _INSTALLED = re.compile(
 
 def histories_of(data: Any, name: str) -> list[MemoryHistory]:
     """Read a snapshot: the dict of `_snapshot()`, or the list of segments of `memory_snapshot()`."""
-    whole = {"segments": data, "device_traces": []} if isinstance(data, list) else data
-    segments = whole.get("segments") if isinstance(whole, dict) else None
-    if not isinstance(segments, list) or not all(isinstance(each, dict) for each in segments):
+    is_segments = isinstance(data, list) and all(isinstance(each, dict) for each in data)
+    whole = {"segments": data, "device_traces": []} if is_segments else data
+    if not isinstance(whole, dict) or not isinstance(whole.get("segments"), list):
         raise InvalidFile(
             "this is no memory snapshot: it has no list of segments; write one with "
             "torch.cuda.memory._record_memory_history() and _dump_snapshot(path)"
@@ -32,7 +32,7 @@ def histories_of(data: Any, name: str) -> list[MemoryHistory]:
     traces = whole.get("device_traces") or []
     settings = settings_of(whole.get("allocator_settings"))
     try:
-        return list(_histories(segments, traces, settings, name))
+        return list(_histories(whole["segments"], traces, settings, name))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise InvalidFile(f"the snapshot is damaged: {type(error).__name__}: {error}; dump it again") from None
 
