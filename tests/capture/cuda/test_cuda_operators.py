@@ -102,6 +102,16 @@ def test_grouped_heads_and_unequal_lengths():
     assert choose_kernel(AMPERE, query, longer, longer, None, 0.0, True, False) is Kernel.EFFICIENT
 
 
+def test_a_mask_that_is_trained_is_not_given_to_cudnn():
+    query, mask = torch.randn(1, 4, 16, 64).half(), torch.zeros(1, 4, 16, 16).half()
+    given = (find_capability((9, 0)), query, query, query, mask)
+    assert choose_kernel(*given, 0.0, False, False) is Kernel.CUDNN
+    mask.requires_grad_()
+    assert choose_kernel(*given, 0.0, False, False) is Kernel.EFFICIENT
+    with torch.no_grad():
+        assert choose_kernel(*given, 0.0, False, False) is Kernel.CUDNN
+
+
 def test_batch_norm_and_dropout():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5))
     graph = targets(model, torch.randn(2, 3, 8, 8))
