@@ -224,3 +224,33 @@ def test_recurrent_layers_run_in_16_bits_under_autocast(kind):
     graph = memfit.estimate(model, batch, loss=loss, device="A100-40GB", progress=False).graph
     (layer,) = (each for each in graph.operations if each.target == "aten._cudnn_rnn.default")
     assert graph.storages[layer.outputs[0]].dtype == "float16"
+
+
+def mixed(kind, **options):
+    def loss(model, batch):
+        with torch.autocast(kind, **options):
+            assert torch.is_autocast_enabled("cuda")
+            outputs = model(batch)
+        return outputs.float().square().mean()
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.Softmax(-1), nn.Linear(64, 64))
+    return memfit.estimate(model, torch.randn(32, 64), loss=loss, device="A100-40GB", progress=False)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_autocast_for_cuda_is_that_of_the_device_in_a_trace_without_one(dtype, recwarn):
+    named, here = mixed("cuda", dtype=getattr(torch, dtype)), mixed("cpu", dtype=getattr(torch, dtype))
+    assert named.graph.operations == here.graph.operations
+    assert dtype in {each.dtype for each in named.graph.storages}
+    assert not [each for each in recwarn if "autocast" in str(each.message)]
+
+
+def test_autocast_for_cuda_has_cudas_type_where_none_is_named():
+    assert "float16" in {each.dtype for each in mixed("cuda").graph.storages}
+
+
+def test_autocast_for_cuda_is_as_it_was_after_a_trace():
+    mixed("cuda")
+    assert torch.is_autocast_enabled() is False
+    with pytest.warns(UserWarning, match="autocast"):
+        assert torch.autocast("cuda").device == "cuda"
