@@ -202,7 +202,11 @@ def unplanned_step(
         device=device_of(model) if target is None else target.name,
         parameters=parameter_counts(model),
         workspaces_measured=all(each.signature in costs for each in graph.operations if each.signature),
-        notes=(*(_optimizer_notes(model, optimizer) if loop.backward else ()), *_notes(graph, costs, target)),
+        notes=(
+            *(_optimizer_notes(model, optimizer) if loop.backward else ()),
+            *_compiled_notes(model),
+            *_notes(graph, costs, target),
+        ),
     )
 
 
@@ -243,6 +247,11 @@ def _optimizer_notes(model: nn.Module, optimizer: OptimizerLike | None) -> Itera
     if optimizer is None:
         trained_bytes = storage_bytes([each for each in model.parameters() if each.requires_grad])
         yield f"no optimizer is counted: adamw would keep {format_bytes(2 * trained_bytes)} more"
+
+
+def _compiled_notes(model: nn.Module) -> Iterator[str]:
+    if any(hasattr(each, "_orig_mod") for each in model.modules()):
+        yield "counted as it runs without torch.compile, which fuses operators and keeps fewer values"
 
 
 def _notes(graph: Graph, costs: Mapping[str, OperatorCost], target: Device | None) -> Iterator[str]:
