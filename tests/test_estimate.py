@@ -256,6 +256,7 @@ def test_the_peak_of_the_process_is_shown_where_it_is_known(estimate: memfit.Est
     assert with_process.to_dict()["process_peak_bytes"] == 3 * 2**30
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile
 def test_a_compiled_model_is_said_to_be_counted_as_it_runs_without():
     model, batch = nn.Linear(4, 4), torch.randn(2, 4)
     plain, compiled = (memfit.estimate(each, batch, measure=False) for each in (model, torch.compile(model)))
