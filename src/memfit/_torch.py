@@ -97,6 +97,7 @@ import dataclasses
 import functools
 import logging
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -397,6 +398,17 @@ def inference_without_gradients() -> Iterator[None]:
             yield
         finally:
             torch._C._InferenceMode = inference_mode  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def compiled_as_written() -> Iterator[None]:
+    """Let what `torch.compile` was called for run as it is written."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled
+        yield
+        return
+    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+        warnings.filterwarnings("ignore", message="Using `torch.compile")  # with hooks that see all modules
+        yield
 
 
 @contextlib.contextmanager

@@ -55,6 +55,7 @@ def eager_step(
             collected_later(),
             torch.set_grad_enabled(backward or torch.is_grad_enabled()),
             _torch.inference_without_gradients(),
+            _torch.compiled_as_written(),
             torch.random.fork_rng([]),
         ):
             return _Run(model, sample, snapshot).step(backward_from if backward else None)

@@ -254,3 +254,22 @@ def test_autocast_for_cuda_is_as_it_was_after_a_trace():
     assert torch.is_autocast_enabled() is False
     with pytest.warns(UserWarning, match="autocast"):
         assert torch.autocast("cuda").device == "cuda"
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 64, 32))
+
+    def forward(self, rows, ends):
+        return torch.nn.functional.grouped_mm(rows, self.weight, offs=ends).square().sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_products_of_groups_are_described_in_every_type(dtype):
+    model, rows = Experts().to(dtype), torch.randn(40, 64, dtype=dtype, requires_grad=True)
+    ends = torch.tensor([8, 16, 24, 40], dtype=torch.int32)
+    estimate = memfit.estimate(model, (rows, ends), device="H100", measure=False, progress=False)
+    made = [each for each in estimate.graph.operations if each.target.startswith("aten._grouped_mm")]
+    sizes = [estimate.graph.storages[each.outputs[0]].size_bytes for each in made]
+    assert sorted(sizes) == sorted([40 * 32 * dtype.itemsize, 40 * 64 * dtype.itemsize, 4 * 64 * 32 * dtype.itemsize])

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from memfit import _torch
-from memfit.capture.cuda import batch_norm
+from memfit.capture.cuda import batch_norm, grouped
 from memfit.capture.cuda.attention import attend
 from memfit.capture.cuda.autocast import autocast_by_name, cast_lists
 from memfit.capture.cuda.capability import Capability
@@ -59,6 +59,7 @@ def _descriptions() -> dict[str, Callable[..., Any]]:
         "native_batch_norm": batch_norm.described,
         "cudnn_batch_norm": batch_norm.described_of_cudnn,
         "cudnn_batch_norm_backward": batch_norm.described_backward_of_cudnn,
+        "_grouped_mm": grouped.described,
         **recurrent_operators().descriptions,
     }
 
