@@ -13,10 +13,10 @@ def described(
     rows: torch.Tensor,
     weights: torch.Tensor,
     offsets: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
+    _bias: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Describe what `_grouped_mm` makes: groups are rows of the first, columns of the second, or what is summed over."""
+    """Describe what `_grouped_mm` makes: groups are of rows, of columns, or of what is summed over."""
     dtype = out_dtype or rows.dtype
     height, width = rows.size(-2), weights.size(-1)
     groups = [each.size(0) for each in (rows, weights) if each.dim() == 3]
