@@ -54,16 +54,16 @@ def test_an_unknown_name_is_answered_with_the_known_ones(unknown: str) -> None:
     ("slip", "meant"), [("A100-40G8", "A100-40GB"), ("h1OO-80gb", "H100-80GB"), ("RTX-4099", "RTX-4090")]
 )
 def test_a_slip_of_the_pen_is_answered_with_what_was_meant(slip: str, meant: str) -> None:
-    with pytest.raises(InvalidBudget, match=rf"did you mean .*{meant}"):
+    with pytest.raises(InvalidBudget, match=rf"did you mean [^?]*{meant}"):
         find_device(slip)
 
 
 @pytest.mark.parametrize(
-    ("bare", "near"), [("4096", "RTX-4090"), ("4090 Ti", "RTX-4090"), ("3085", "RTX-3080"), ("h30", "H200")]
+    ("bare", "near"), [("4096", "RTX-4090"), ("4O90", "RTX-4090"), ("4090 Ti", "RTX-4090"), ("3085", "RTX-3080"), ("h30", "H200")]
 )
 def test_a_bare_number_is_a_model_and_no_bytes(bare: str, near: str) -> None:
     assert usable_bytes("4090") == find_device("RTX 4090").usable_bytes
-    with pytest.raises(InvalidBudget, match=rf"did you mean .*{near}"):
+    with pytest.raises(InvalidBudget, match=rf"did you mean [^?]*{near}"):
         usable_bytes(bare)
 
 

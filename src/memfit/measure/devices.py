@@ -13,6 +13,7 @@ __all__ = ["CUDA_GRANULARITY_BYTES", "DEVICES", "Device", "find_device", "is_byt
 _MAKERS = ("nvidia", "geforce", "tesla")
 _BOARDS = r"\b(sxm|hbm)\d*e?\b|\bpcie\b"  # what drivers add to names
 _SERIES = ("rtx", "gtx")  # that a name may leave out
+_NUMBER_WITH_UNIT = r"[0-9.][^a-zA-Z]*[a-zA-Z]*"
 _MODEL_DIGITS = 4  # of numbers that name a model by themselves
 _FAR_AWAY = 0.4  # of `difflib`: how little a name has to look like a known one
 _SOLD_AS_WITHIN = 0.12  # of the memory that a card is sold with: how much less or more its driver tells
@@ -47,7 +48,7 @@ def is_bytes(device: str | int | float) -> bool:
     text = device.strip()
     if text.isdecimal():
         return len(text) > _MODEL_DIGITS
-    return text[:1] in tuple("0123456789.") and not _names_one(text)
+    return re.fullmatch(_NUMBER_WITH_UNIT, text) is not None and not _names_one(text)
 
 
 def usable_bytes(device: str | int | float) -> int:
@@ -64,8 +65,10 @@ def _names_one(text: str) -> bool:
 def _nearest(name: str) -> str:
     """Return known names that look like this one, even from afar."""
     plain = {_plain(device.name): device.name for device in DEVICES}
-    near = difflib.get_close_matches(_plain(name), plain, n=3, cutoff=_FAR_AWAY)
-    return f" (did you mean {' or '.join(plain[each] for each in near)}?)" if near else ""
+    plain |= {"".join(_without_series(_parts(each))): each for each in plain.values()}
+    near = difflib.get_close_matches(_plain(name), plain, n=6, cutoff=_FAR_AWAY)
+    names = [*dict.fromkeys(plain[each] for each in near)][:3]
+    return f" (did you mean {' or '.join(names)}?)" if names else ""
 
 
 def _matches(wanted: list[str]) -> Iterator[list[Device]]:
