@@ -59,7 +59,8 @@ def test_a_slip_of_the_pen_is_answered_with_what_was_meant(slip: str, meant: str
 
 
 @pytest.mark.parametrize(
-    ("bare", "near"), [("4096", "RTX-4090"), ("4O90", "RTX-4090"), ("4090 Ti", "RTX-4090"), ("3085", "RTX-3080"), ("h30", "H200")]
+    ("bare", "near"),
+    [("4096", "RTX-4090"), ("4O90", "RTX-4090"), ("4090 Ti", "RTX-4090"), ("3085", "RTX-3080"), ("h30", "H200")],
 )
 def test_a_bare_number_is_a_model_and_no_bytes(bare: str, near: str) -> None:
     assert usable_bytes("4090") == find_device("RTX 4090").usable_bytes
