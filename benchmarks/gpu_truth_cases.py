@@ -314,17 +314,27 @@ def _course(row: int, name: str, sizes: tuple[int, ...], batch: int, context: in
     return Case(row=row, name=name, device=device, make=make, **options)
 
 
-def _served(row: int, context: int, peaks: tuple[int, int] = (0, 0), *, mixed: bool = False) -> Case:
-    """The middle course LM in inference mode."""
+_SMALL, _MIDDLE = (768, 3072, 12, 12), (1024, 4096, 24, 16)
+
+
+def _served(
+    row: int,
+    context: int,
+    peaks: tuple[int, int] = (0, 0),
+    *,
+    sizes: tuple[int, ...] = _MIDDLE,
+    mixed: bool = False,
+) -> Case:
+    """A course LM in inference mode."""
 
     def make() -> tuple[nn.Module, Any]:
-        return CourseLM(10_000, context, 1024, 4096, 24, 16), torch.empty(4, context, dtype=torch.int64)
+        return CourseLM(10_000, context, *sizes), torch.empty(4, context, dtype=torch.int64)
 
     def loss(model: Any, batch: Any) -> Any:
         with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=mixed):
             return model(batch)
 
-    name = f"course LM 24 x 1024, b4 x {context}, inference{' in bf16' if mixed else ''}"
+    name = f"course LM {sizes[2]} x {sizes[0]}, b4 x {context}, inference{' in bf16' if mixed else ''}"
     return Case(row=row, name=name, device="RTX 4090", make=make, loss=loss, peaks=peaks, forward_only=True)
 
 
@@ -452,6 +462,7 @@ def cases() -> list[Case]:
         _forward(-4, 256, (28_398_369_792, 28_848_422_912), mixed=True),
         _served(96, 128),
         _served(-5, 256, (1_795_741_696, 1_864_368_128)),
+        _served(-11, 128, (560_939_008, 610_271_232), sizes=_SMALL),
         _served(-6, 512, (1_951_309_824, 1_981_808_640), mixed=True),
         _course(
             -7,
