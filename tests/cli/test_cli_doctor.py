@@ -138,7 +138,7 @@ def out_of(free_mib, reserved_mib):
     ("free_mib", "reserved_mib", "words"),
     [
         ("60.00", "100.00", "A plan fits: the step reserves"),
-        ("100.00", "900.00", "it fits without a plan"),
+        ("100.00", "900.00", "fits without a plan"),
         ("1.00", "30.00", "No plan of this model and sample fits the 31.00 MiB"),
     ],
 )

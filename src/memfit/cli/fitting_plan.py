@@ -45,7 +45,7 @@ class Trained:
         assert plan.reserved is not None
         reserved = f"{format_bytes(plan.reserved.reserved_bytes)} of the {format_bytes(room_bytes)} there were"
         if plan.is_identity:
-            return f"A step of this model and sample reserves {reserved}: it fits without a plan, so more lives."
+            return f"The step of this model and sample fits without a plan: it reserves {reserved}."
         return (
             f"A plan fits: the step reserves {reserved}, by simulation, "
             f"{plan.slowdown:+.1%} slower as estimated; memfit plan makes it a file."
