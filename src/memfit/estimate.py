@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from memfit.display import html_of
@@ -72,6 +73,7 @@ class Estimate:
     process_peak_bytes: int | None = None  # beyond a process without the model, see `measure/process.py`; None: unknown
     reserved: ReservedMemory | None = None  # what CUDA's caching allocator takes for it; None: no CUDA device
     highest: UpperEnd | None = None  # None: the figures are no range
+    loop_costs: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of the peak, by what a loop may do
     outside: OutsideBytes | None = None  # beside torch's allocator: buffers of NCCL, where there are several ranks
 
     @property
@@ -185,6 +187,7 @@ class Estimate:
             "process_peak_bytes": self.process_peak_bytes,
             "reserved": None if self.reserved is None else self.reserved.to_dict(),
             "highest": None if self.highest is None else self.highest.to_dict(),
+            "loop_costs": dict(self.loop_costs),
             "outside": None if self.outside is None else dataclasses.asdict(self.outside),
             "ranges": {name: list(ends) for name, ends in self.ranges().items()},
             "peak_phase": self.peak_phase,

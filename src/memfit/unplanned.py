@@ -36,6 +36,7 @@ from memfit.units import format_bytes
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 _PLAIN_CONVOLUTIONS = ConvolutionSettings()
+_PLAIN_LOOP = Loop()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,17 +57,12 @@ class UnplannedStep:
     libraries: LibraryBytes | None = None  # None: measured with the operators, or no CUDA device
     convolutions: ConvolutionSettings = _PLAIN_CONVOLUTIONS
     capacity_bytes: int | None = None  # of the device that it is for, without its context
+    loop: Loop = _PLAIN_LOOP
+    outside_a_loop: tuple[Graph, Program] | None = None  # None: what loops cost is not told
 
     def estimate(self, *, process: bool = False) -> Estimate:
         """Walk it, and tell what it takes, with the peak of the process if that is asked for."""
-        timeline = simulate(
-            self.graph,
-            self.program,
-            workspace_bytes=self.workspace_bytes,
-            optimizer=self.optimizer_memory,
-            granularity_bytes=self.granularity_bytes,
-            library_bytes=sum(self._handles.values()),
-        )
+        timeline = self._timeline(self.graph, self.program, self.optimizer_memory)
         reserved = self._reserved(self.workspace_bytes) if self._is_for_cuda else None
         return Estimate(
             model=self.model,
@@ -80,7 +76,41 @@ class UnplannedStep:
             process_peak_bytes=self._process_peak_bytes() if process else None,
             reserved=reserved,
             highest=None if reserved is None else self._highest(timeline, reserved),
+            loop_costs=self._loop_costs(timeline.peak_bytes),
         )
+
+    def _timeline(self, graph: Graph, program: Program, optimizer: OptimizerMemory) -> Timeline:
+        return simulate(
+            graph,
+            program,
+            workspace_bytes=self.workspace_bytes,
+            optimizer=optimizer,
+            granularity_bytes=self.granularity_bytes,
+            library_bytes=sum(self._handles.values()),
+        )
+
+    def _loop_costs(self, peak_bytes: int) -> dict[str, int]:
+        """Return by how much the peak would be higher if the loop kept more, or if the first step were the only one."""
+        if self.outside_a_loop is None or not self.loop.backward:
+            return {}
+        others = {
+            f"{name} kept": dataclasses.replace(self.loop, **{name: "kept"})
+            for name in ("gradients", "outputs")
+            if getattr(self.loop, name) != "kept"
+        }
+        found = {
+            words: self._timeline(*other.around(*self.outside_a_loop), self.optimizer_memory).peak_bytes
+            for words, other in others.items()
+        }
+        if self.optimizer_memory.state_bytes:
+            found["first step alone"] = self._first_peak_bytes()
+        return {words: size_bytes - peak_bytes for words, size_bytes in found.items()}
+
+    def _first_peak_bytes(self) -> int:
+        """Return the peak of a step that begins without optimizer state, which its end makes."""
+        passes = self._timeline(self.graph, self.program, OptimizerMemory()).peak_bytes
+        last = self._timeline(self.graph, self.program, self.optimizer_memory).moments[-1]
+        return max(passes, last.live_bytes)
 
     @property
     def _is_for_cuda(self) -> bool:
@@ -187,6 +217,7 @@ def unplanned_step(
     )
     libraries = None if capability is None or measure else library_bytes(graph, capability, convolutions)
     measured = tuple(workspace_bytes(graph, operation, costs) for operation in graph.operations)
+    bare = graph, program
     graph, program = loop.around(graph, program)
     return UnplannedStep(
         graph=graph,
@@ -194,6 +225,8 @@ def unplanned_step(
         workspace_bytes=measured if libraries is None else libraries.lowest,
         libraries=libraries,
         convolutions=convolutions,
+        loop=loop,
+        outside_a_loop=bare,
         capacity_bytes=None if target is None or capability is None else target.usable_bytes,
         optimizer_memory=needs,
         granularity_bytes=granularity_bytes(model, target),

@@ -125,3 +125,21 @@ def test_inference_mode_under_autocast_keeps_no_weights_that_were_cast():
             return model(batch)
 
     assert evaluated(inference).peak_bytes < WEIGHTS + WEIGHTS // 4 + 3 * ROWS
+
+
+def test_an_estimate_says_what_other_loops_would_cost():
+    plain, kept = estimated(optimizer="adamw"), estimated(optimizer="adamw", loop=memfit.Loop(gradients="kept"))
+    assert plain.peak_bytes + plain.loop_costs["gradients kept"] == kept.peak_bytes
+    assert "gradients kept" not in kept.loop_costs
+    both = estimated(optimizer="adamw", loop=memfit.Loop(outputs="kept"))
+    assert plain.peak_bytes + plain.loop_costs["outputs kept"] == both.peak_bytes
+    assert plain.to_dict()["loop_costs"] == plain.loop_costs
+    assert evaluated().loop_costs == {}
+
+
+def test_the_first_step_has_no_state_while_it_computes():
+    model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
+    batch = torch.randn(4096, 64)  # the passes are the peak
+    found = memfit.estimate(model, batch, optimizer="adamw", measure=False)
+    state_bytes = 2 * sum(each.nbytes for each in model.parameters())
+    assert found.loop_costs["first step alone"] == -state_bytes - 8 * 4  # and a counter for each parameter

@@ -63,6 +63,7 @@ def estimate(
         progress=progress,
     )
     if world_size > 1:
+        step = dataclasses.replace(step, outside_a_loop=None)
         step = _on_a_rank(step, model, optimizer, device, world_size, shard, buckets or BucketPolicy(), units, rank)
     found = dataclasses.replace(step, notes=(*step.notes, _note(world_size, shard))).estimate()
     capability = None if device is None else find_device(device).capability

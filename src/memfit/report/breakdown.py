@@ -48,6 +48,13 @@ def range_words(estimate: Estimate) -> str:
     return f"{said}: depends on {estimate.reason}"
 
 
+def loop_words(estimate: Estimate) -> str:
+    """Say what a loop that does otherwise would cost; nothing where it makes no difference."""
+    costs = {words: size_bytes for words, size_bytes in estimate.loop_costs.items() if size_bytes}
+    said = [f"{words} {'+' if size > 0 else '-'}{format_bytes(abs(size))}" for words, size in costs.items()]
+    return f"in another loop: {', '.join(said)}" if said else ""
+
+
 def verdict(estimate: Estimate, limit: Limit) -> str:
     """Say whether a step fits a limit, or what that depends on."""
     return limit.verdict(estimate.needed_bytes, estimate.most_needed_bytes, estimate.reason)
