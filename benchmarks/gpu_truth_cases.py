@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from benchmarks.course_lm import AdamW, CourseLM, cross_entropy
+from benchmarks.course_lm import AdamW, CourseLM, cross_entropy, softmax
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -30,7 +30,7 @@ class Case:
     earlier: tuple[int, ...] = ()  # rows of what the same process trained before, whose models stay
     searches: bool = False  # cuDNN tries all algorithms, `torch.backends.cudnn.benchmark`
     peaks: tuple[int, int] = (0, 0)  # allocated and reserved bytes of a trace that measured.csv has no row of
-    forward_only: bool = False  # its graph kept, and no backward pass
+    forward_only: bool = False  # no backward pass
     context_mib: tuple[float, float] = (0.0, 0.0)  # what of a context a figure contains, where it is of a process
 
 
@@ -54,7 +54,16 @@ def _own_loss(model: Any, batch: Any) -> torch.Tensor:
 
 def _outputs_in_a_variable(model: Any, batch: Any) -> Any:
     outputs = model(**batch)
-    return outputs.loss, outputs.logits
+    held = [each for name, each in outputs.items() if name != "loss" and isinstance(each, torch.Tensor)]
+    return outputs.loss, *held, *_cached(outputs)
+
+
+def _cached(outputs: Any) -> list[torch.Tensor]:
+    """Return keys and values that a language model returns for a next call, which there is none of in training."""
+    cache = outputs.get("past_key_values")
+    caches = [getattr(cache, name, None) for name in ("self_attention_cache", "cross_attention_cache")]
+    found = [each for each in (*caches, cache) if hasattr(each, "layers")]
+    return [each for one in found for layer in one.layers for each in (layer.keys, layer.values)]
 
 
 def _written_out(model: Any, batch: Any) -> torch.Tensor:
@@ -200,6 +209,14 @@ def _with_ten_classes(name: str, place: str) -> nn.Module:
     return model
 
 
+def _unetr() -> tuple[nn.Module, Any]:
+    from monai.networks.nets import UNETR
+
+    sizes = {"feature_size": 16, "hidden_size": 768, "mlp_dim": 3072, "num_heads": 12}
+    model: nn.Module = UNETR(in_channels=1, out_channels=2, img_size=(64, 64, 64), norm_name="instance", **sizes)
+    return model, (torch.empty(8, 1, 64, 64, 64), torch.empty(8, 2, 64, 64, 64))
+
+
 def _small_cnn() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(98568, 10))
 
@@ -297,6 +314,58 @@ def _course(row: int, name: str, sizes: tuple[int, ...], batch: int, context: in
     return Case(row=row, name=name, device=device, make=make, **options)
 
 
+_SMALL, _MIDDLE = (768, 3072, 12, 12), (1024, 4096, 24, 16)
+
+
+def _served(
+    row: int,
+    context: int,
+    peaks: tuple[int, int] = (0, 0),
+    *,
+    sizes: tuple[int, ...] = _MIDDLE,
+    mixed: bool = False,
+) -> Case:
+    """A course LM in inference mode."""
+
+    def make() -> tuple[nn.Module, Any]:
+        return CourseLM(10_000, context, *sizes), torch.empty(4, context, dtype=torch.int64)
+
+    def loss(model: Any, batch: Any) -> Any:
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+            return model(batch)
+
+    name = f"course LM {sizes[2]} x {sizes[0]}, b4 x {context}, inference{' in bf16' if mixed else ''}"
+    return Case(row=row, name=name, device="RTX 4090", make=make, loss=loss, peaks=peaks, forward_only=True)
+
+
+def _linear(row: int, peaks: tuple[int, int], *, gradients: bool) -> Case:
+    """One layer, forward alone, whose result is in a variable until the next: with gradients so is its input."""
+
+    def make() -> tuple[nn.Module, Any]:
+        rows = [torch.empty(5000, 10_000) for _ in range(2 if gradients else 1)]
+        return nn.Linear(10_000, 50_000), rows
+
+    def loss(model: Any, rows: Any) -> Any:
+        with torch.set_grad_enabled(gradients):
+            return model(rows[0])
+
+    name = f"one layer, forward{'' if gradients else ' without gradients'}"
+    options: dict[str, Any] = {"peaks": peaks, "forward_only": True, "outputs": "kept"}
+    return Case(row=row, name=name, device="H100-80GB", make=make, loss=loss, **options)
+
+
+class _Attention(nn.Module):
+    """Attention written out, of a head of 16, whose queries, keys and values are what is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Parameter(torch.empty(8, 4096, 16)) for _ in range(3))
+
+    def forward(self, _batch: Any) -> torch.Tensor:
+        scores = torch.einsum("bqd,bkd->bqk", self.query, self.key) / 4.0
+        return torch.einsum("bqk,bkd->bqd", softmax(scores), self.value)
+
+
 def _forward(row: int, context: int, peaks: tuple[int, int], *, mixed: bool = False) -> Case:
     """A forward pass of the biggest course LM whose graph is kept, in 32 bits or with autocast to bfloat16."""
 
@@ -310,6 +379,15 @@ def _forward(row: int, context: int, peaks: tuple[int, int], *, mixed: bool = Fa
 
     name = f"course LM 32 x 2560, b4 x {context}, forward{' in bf16' if mixed else ''}"
     return Case(row=row, name=name, device="H100-80GB", make=make, loss=loss, peaks=peaks, forward_only=True)
+
+
+_COMPILED = "the record is of a model under torch.compile, which an estimate counts as it runs without"
+# What records of whole models of grade A are not compared, and why.
+LEFT_OUT = {
+    **dict.fromkeys(range(21, 27), _COMPILED),
+    38: "what torchtune's packed batches and masks take is not told by the record",
+    **dict.fromkeys(range(39, 45), _COMPILED),
+}
 
 
 def cases() -> list[Case]:
@@ -339,6 +417,15 @@ def cases() -> list[Case]:
         _floats(17, "VGG-16 b128", named(_with_ten_classes, "vgg16", "classifier.6"), 16),
         _floats(18, "ResNet-50 b128", named(_with_ten_classes, "resnet50", "fc"), 16, 17),
         _floats(19, "ViT-B/16 b128", named(_with_ten_classes, "vit_b_16", "heads.0"), 16, 17, 18),
+        Case(
+            row=20,
+            name="UNETR b8",
+            device="RTX 4090",
+            make=_unetr,
+            loss=_classified,
+            optimizer=_plain_sgd,
+            earlier=(16, 17, 18, 19),
+        ),
         Case(
             row=91,
             name="BERT-large b4 x 512",
@@ -373,4 +460,27 @@ def cases() -> list[Case]:
         _forward(-2, 256, (26_388_097_024, 26_545_750_016)),
         _forward(-3, 128, (24_024_505_344, 24_245_174_272), mixed=True),
         _forward(-4, 256, (28_398_369_792, 28_848_422_912), mixed=True),
+        _served(96, 128),
+        _served(-5, 256, (1_795_741_696, 1_864_368_128)),
+        _served(-11, 128, (560_939_008, 610_271_232), sizes=_SMALL),
+        _served(-6, 512, (1_951_309_824, 1_981_808_640), mixed=True),
+        _course(
+            -7,
+            "course LM 32 x 2560, b4 x 256",
+            (10_000, 2560, 10_240, 32, 32),
+            4,
+            256,
+            "H100-80GB",
+            peaks=(54_961_465_856, 61_111_009_280),
+        ),
+        _linear(-8, (4_436_169_216, 4_439_670_784), gradients=True),
+        _linear(-9, (4_236_169_216, 4_439_670_784), gradients=False),
+        Case(
+            row=-10,
+            name="attention written out, b8 x 4096",
+            device="RTX 4090",
+            make=lambda: (_Attention(), torch.empty(0)),
+            loss=_sum,
+            peaks=(3_249_144_832, 3_781_165_056),
+        ),
     ]

@@ -10,7 +10,6 @@ import torch
 
 import memfit
 from benchmarks.gpu_truth_cases import Case
-from memfit.estimate import ALLOCATED_WITHIN, RESERVED_WITHIN, _widened
 from memfit.ir import Kind
 from memfit.plan.allocator.caching import CachingAllocator, OutOfDeviceMemory
 from memfit.plan.allocator.device import DeviceMemory
@@ -28,25 +27,25 @@ class Peaks:
     reserved_bytes: int
 
 
-def estimated(case: Case, by_row: dict[int, Case]) -> tuple[Peaks, dict[str, tuple[int, int]]]:
-    """Return the peaks of a case and the ranges they are in; `by_row` has the cases that ran before."""
+def estimated(case: Case, by_row: dict[int, Case]) -> tuple[Peaks, Peaks]:
+    """Return the least peaks of a case and the most that libraries can make of them, without margins.
+
+    `by_row` has the cases that ran before.
+    """
     if case.earlier:
         steps = [_step(by_row[row]) for row in case.earlier] + [_step(case)]
         low, *others = (_after_others(steps, share) for share in (0.0, *WORKSPACE_SHARES))
-        most_allocated, most_reserved = (
-            max(getattr(each, name) for each in others) for name in ("allocated_bytes", "reserved_bytes")
-        )
-        return low, {
-            "allocated": _widened(low.allocated_bytes, most_allocated, ALLOCATED_WITHIN),
-            "reserved": _widened(low.reserved_bytes, most_reserved, RESERVED_WITHIN),
-        }
-    step = _step(case)
-    if case.forward_only:
-        step = dataclasses.replace(step, program=dataclasses.replace(step.program, backward=()))
-    estimate = step.estimate()
+        return low, _most([low, *others])
+    estimate = _step(case).estimate()
     assert estimate.reserved is not None
-    peaks = Peaks(allocated_bytes=estimate.reserved.allocated_bytes, reserved_bytes=estimate.reserved.reserved_bytes)
-    return peaks, estimate.ranges()
+    found = [estimate.reserved] + ([] if estimate.highest is None else [estimate.highest.reserved])
+    peaks = [Peaks(allocated_bytes=each.allocated_bytes, reserved_bytes=each.reserved_bytes) for each in found]
+    return peaks[0], _most(peaks)
+
+
+def _most(found: Sequence[Peaks]) -> Peaks:
+    allocated, reserved = (max(getattr(each, f"{name}_bytes") for each in found) for name in ("allocated", "reserved"))
+    return Peaks(allocated_bytes=allocated, reserved_bytes=reserved)
 
 
 @functools.cache
@@ -64,7 +63,7 @@ def _step(case: Case) -> UnplannedStep:
             measure=None,
             backward_from="auto",
             progress=None,
-            loop=memfit.Loop(gradients=case.gradients, outputs=case.outputs),
+            loop=memfit.Loop(gradients=case.gradients, outputs=case.outputs, backward=not case.forward_only),
         )
 
 

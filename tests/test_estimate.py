@@ -254,3 +254,12 @@ def test_the_peak_of_the_process_is_shown_where_it_is_known(estimate: memfit.Est
     with_process = dataclasses.replace(estimate, process_peak_bytes=3 * 2**30)
     assert "3.00 GiB of the process" in str(with_process)
     assert with_process.to_dict()["process_peak_bytes"] == 3 * 2**30
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile
+def test_a_compiled_model_is_said_to_be_counted_as_it_runs_without():
+    model, batch = nn.Linear(4, 4), torch.randn(2, 4)
+    plain, compiled = (memfit.estimate(each, batch, measure=False) for each in (model, torch.compile(model)))
+    assert compiled.peak_bytes == plain.peak_bytes
+    assert [each for each in compiled.notes if "torch.compile" in each]
+    assert not [each for each in plain.notes if "torch.compile" in each]

@@ -1,5 +1,6 @@
 """Reserved bytes of steps for CUDA devices: in estimates, plans, verdicts and budgets; none of it for a CPU."""
 
+import dataclasses
 import json
 
 import pytest
@@ -72,7 +73,7 @@ def test_a_plan_for_cuda_is_of_the_operators_it_runs():
 
 def small_device(monkeypatch, usable_bytes):
     """An A100 with less memory."""
-    small = devices.dataclasses.replace(
+    small = dataclasses.replace(
         find_device("A100-40GB"), name="A100-small", memory_bytes=usable_bytes + find_device("A100-40GB").reserved_bytes
     )
     monkeypatch.setattr(devices, "DEVICES", (*devices.DEVICES, small))

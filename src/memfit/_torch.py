@@ -34,6 +34,8 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
     What was compiled by torch.jit.script runs as it was written: the interpreter cannot make tensors in a trace.
 `described_by_kernels` rests on `torch._decomp.meta_table`
     Fake tensors take operators that are not in it apart, where they know how, rather than ask what describes them.
+`inference_without_gradients` rests on `torch._C._InferenceMode`
+    What `torch.inference_mode` enters: it switches autograd's dispatch off, and with it how composites come apart.
 `no_modes` rests on `_disable_current_modes`
     Compute on real tensors while a trace is running.
 `below_autograd` rests on `_AutoDispatchBelowAutograd`
@@ -95,6 +97,7 @@ import dataclasses
 import functools
 import logging
 import os
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -380,6 +383,43 @@ def described_by_kernels(operators: Sequence[torch._ops.OpOverload]) -> Iterator
     finally:
         for each in added:
             del torch._decomp.meta_table[each]
+
+
+@contextlib.contextmanager
+def inference_without_gradients() -> Iterator[None]:
+    """Let `torch.inference_mode` do what `torch.no_grad` does, under which operators come apart as in training.
+
+    What it does beside is kept: autocast holds no weights that it has cast.
+    """
+    inference_mode, has_gradients = torch._C._InferenceMode, torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(has_gradients):
+        torch._C._InferenceMode = _without_gradients  # type: ignore[misc,assignment]
+        try:
+            yield
+        finally:
+            torch._C._InferenceMode = inference_mode  # type: ignore[misc]
+
+
+@contextlib.contextmanager
+def compiled_as_written() -> Iterator[None]:
+    """Let what `torch.compile` was called for run as it is written."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled
+        yield
+        return
+    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+        warnings.filterwarnings("ignore", message="Using `torch.compile")  # with hooks that see all modules
+        yield
+
+
+@contextlib.contextmanager
+def _without_gradients(mode: bool) -> Iterator[None]:
+    keeps_casts = torch.is_autocast_cache_enabled()
+    with torch.set_grad_enabled(not mode):
+        torch.set_autocast_cache_enabled(keeps_casts and not mode)
+        try:
+            yield
+        finally:
+            torch.set_autocast_cache_enabled(keeps_casts)
 
 
 def compile_joint(

@@ -411,6 +411,8 @@ def _kept_gradient_bytes(model: nn.Module, loop: Loop | None) -> int:
             "a plan does not count outputs that a loop keeps; `del` them before the next step, or write "
             'outputs="none" and leave room for them in the budget'
         )
+    if loop is not None and not loop.backward:
+        raise InvalidInput("a plan is for a training step; leave out loop=memfit.Loop(backward=False)")
     if loop is None or loop.gradients == "none":
         return 0
     return storage_bytes([each for each in model.parameters() if each.requires_grad])

@@ -3,10 +3,11 @@
 import dataclasses
 import json
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from memfit.display import html_of
-from memfit.ir import Graph, Kind, Storage
+from memfit.ir import Graph, Kind, Phase, Storage
 from memfit.measure.devices import usable_bytes
 from memfit.plan.reserved import ReservedMemory
 from memfit.plan.simulate import Timeline
@@ -14,8 +15,9 @@ from memfit.units import format_bytes
 
 # How far simulated steps are from recorded ones where no library is free to choose, either way: see `docs/gpu.md`.
 # What is left are buffers inside kernels and what a version does otherwise; a cache makes more of small differences.
-ALLOCATED_WITHIN = 0.005
-RESERVED_WITHIN = 0.03
+# Segments are more often too few than too many: what is live has to lie in some, and only gaps between can differ.
+ALLOCATED_WITHIN = (0.01, 0.01)  # below, above
+RESERVED_WITHIN = (0.03, 0.04)
 
 _FORMAT = "memfit.estimate"
 _VERSION = 1
@@ -47,6 +49,15 @@ class UpperEnd:
         return {"peak_bytes": self.peak_bytes, "reserved": self.reserved.to_dict(), "reason": self.reason}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OutsideBytes:
+    """What a step takes on a device beside torch's allocator and the context."""
+
+    lowest_bytes: int
+    highest_bytes: int
+    reason: str
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
     """The predicted memory of one training step. See Note [What a step is] in `plan/simulate.py`."""
@@ -62,6 +73,8 @@ class Estimate:
     process_peak_bytes: int | None = None  # beyond a process without the model, see `measure/process.py`; None: unknown
     reserved: ReservedMemory | None = None  # what CUDA's caching allocator takes for it; None: no CUDA device
     highest: UpperEnd | None = None  # None: the figures are no range
+    loop_costs: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of the peak, by what a loop may do
+    outside: OutsideBytes | None = None  # beside torch's allocator: buffers of NCCL, where there are several ranks
 
     @property
     def peak_bytes(self) -> int:
@@ -77,14 +90,29 @@ class Estimate:
         """Return what a device must have for it, beside its context.
 
         On CUDA more than is allocated, for gaps, and less than is reserved where there is room, because the allocator
-        gives back what it caches before it gives up.
+        gives back what it caches before it gives up. What libraries hold beside it is contained.
         """
-        return self.peak_bytes if self.reserved is None else self.reserved.least_bytes
+        least_bytes = self.peak_bytes if self.reserved is None else self.reserved.least_bytes
+        return least_bytes + (0 if self.outside is None else self.outside.lowest_bytes)
 
     @property
     def most_needed_bytes(self) -> int:
         """The upper end of `needed_bytes`, where that is a range."""
-        return self.needed_bytes if self.highest is None else max(self.needed_bytes, self.highest.needed_bytes)
+        most_bytes = self.needed_bytes + self._outside_width
+        if self.highest is None or self.reserved is None:
+            return most_bytes
+        return most_bytes + max(0, self.highest.needed_bytes - self.reserved.least_bytes)
+
+    @property
+    def reason(self) -> str:
+        """What decides where between its ends a range is; "" where nothing is a range."""
+        moves = self.highest is not None and self.most_needed_bytes > self.needed_bytes + self._outside_width
+        parts = (self.highest if moves else None, self.outside)
+        return " and ".join(each.reason for each in parts if each is not None)
+
+    @property
+    def _outside_width(self) -> int:
+        return 0 if self.outside is None else self.outside.highest_bytes - self.outside.lowest_bytes
 
     def ranges(self) -> dict[str, tuple[int, int]]:
         """Return between what bytes the allocated and the reserved peak are expected; nothing for no CUDA device.
@@ -94,10 +122,19 @@ class Estimate:
         if self.reserved is None:
             return {}
         most = self.reserved if self.highest is None else self.highest.reserved
-        return {
-            "allocated": _widened(self.reserved.allocated_bytes, most.allocated_bytes, ALLOCATED_WITHIN),
-            "reserved": _widened(self.reserved.reserved_bytes, most.reserved_bytes, RESERVED_WITHIN),
+        ranges = {
+            "allocated": widened(self.reserved.allocated_bytes, most.allocated_bytes, ALLOCATED_WITHIN),
+            "reserved": widened(self.reserved.reserved_bytes, most.reserved_bytes, RESERVED_WITHIN),
         }
+        if self.outside is not None:
+            ranges["outside"] = (self.outside.lowest_bytes, self.outside.highest_bytes)
+        return ranges
+
+    @property
+    def passes(self) -> str:
+        """Which passes are counted, in words."""
+        both = any(each.phase is Phase.BACKWARD for each in self.graph.operations)
+        return "forward and backward" if both else "forward"
 
     @property
     def peak_phase(self) -> str:
@@ -136,9 +173,7 @@ class Estimate:
         """Answer "yes", "no", or what it depends on whether the step fits a device, given as for `fits`."""
         if self.fits(device):
             return "yes"
-        if self.highest is None or self.needed_bytes > usable_bytes(device):
-            return "no"
-        return f"depends on {self.highest.reason}"
+        return "no" if self.needed_bytes > usable_bytes(device) else f"depends on {self.reason}"
 
     def to_dict(self, *, depth: int = 1, top: int = 10) -> dict[str, Any]:
         """Everything for machines; `depth` and `top` as in `by_module` and `biggest`."""
@@ -152,6 +187,8 @@ class Estimate:
             "process_peak_bytes": self.process_peak_bytes,
             "reserved": None if self.reserved is None else self.reserved.to_dict(),
             "highest": None if self.highest is None else self.highest.to_dict(),
+            "loop_costs": dict(self.loop_costs),
+            "outside": None if self.outside is None else dataclasses.asdict(self.outside),
             "ranges": {name: list(ends) for name, ends in self.ranges().items()},
             "peak_phase": self.peak_phase,
             "peak_operation": self.timeline.peak.label,
@@ -170,7 +207,7 @@ class Estimate:
 
     def __str__(self) -> str:
         parts = ", ".join(f"{format_bytes(size)} {kind}" for kind, size in self.by_kind().items())
-        step = f"a training step with {self.optimizer}" if self.optimizer else "forward and backward"
+        step = f"a training step with {self.optimizer}" if self.optimizer else self.passes
         notes = "".join(f"; {note}" for note in self.notes)
         process = ""
         if self.process_peak_bytes is not None:
@@ -178,8 +215,15 @@ class Estimate:
         if self.reserved is not None:
             low, high = (format_bytes(each) for each in self.ranges()["reserved"])
             process += f", {format_bytes(self.reserved.reserved_bytes)} reserved, between {low} and {high}"
-        if self.highest is not None and self.most_needed_bytes > self.needed_bytes:
+        if (
+            self.highest is not None
+            and self.reserved is not None
+            and self.highest.needed_bytes > self.reserved.least_bytes
+        ):
             process += f" depending on {self.highest.reason}"
+        if self.outside is not None:
+            low, high = (format_bytes(each) for each in self.ranges()["outside"])
+            process += f", {low} to {high} beside it depending on {self.outside.reason}"
         return f"{self.model} on {self.device}, {step}: peak {format_bytes(self.peak_bytes)} ({parts}){process}{notes}"
 
     def _repr_html_(self) -> str | None:
@@ -189,10 +233,10 @@ class Estimate:
         return [self.graph.storages[index] for index in self.timeline.peak_storages]
 
 
-def _widened(low_bytes: int, high_bytes: int, share: float) -> tuple[int, int]:
-    """Return the ends of a range with a margin.
+def widened(low_bytes: int, high_bytes: int, shares: tuple[float, float]) -> tuple[int, int]:
+    """Return the ends of a range with a margin below and above.
 
-    >>> _widened(1000, 900, 0.01)
-    (990, 1010)
+    >>> widened(1000, 900, (0.01, 0.02))
+    (990, 1020)
     """
-    return int(low_bytes * (1 - share)), int(max(low_bytes, high_bytes) * (1 + share))
+    return int(low_bytes * (1 - shares[0])), int(max(low_bytes, high_bytes) * (1 + shares[1]))

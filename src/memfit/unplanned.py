@@ -15,7 +15,7 @@ from memfit.capture.sample import Sample
 from memfit.capture.trace import traced
 from memfit.capture.with_loss import WithLoss
 from memfit.describe import capability_elsewhere, device_of, granularity_bytes
-from memfit.errors import InvalidInput
+from memfit.errors import InvalidInput, InvalidModel
 from memfit.estimate import Estimate, ParameterCount, UpperEnd
 from memfit.execute.attach import removed
 from memfit.ir import Graph, OptimizerMemory, Program, without_prefix
@@ -36,6 +36,7 @@ from memfit.units import format_bytes
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 _PLAIN_CONVOLUTIONS = ConvolutionSettings()
+_PLAIN_LOOP = Loop()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,17 +57,12 @@ class UnplannedStep:
     libraries: LibraryBytes | None = None  # None: measured with the operators, or no CUDA device
     convolutions: ConvolutionSettings = _PLAIN_CONVOLUTIONS
     capacity_bytes: int | None = None  # of the device that it is for, without its context
+    loop: Loop = _PLAIN_LOOP
+    outside_a_loop: tuple[Graph, Program] | None = None  # None: what loops cost is not told
 
     def estimate(self, *, process: bool = False) -> Estimate:
         """Walk it, and tell what it takes, with the peak of the process if that is asked for."""
-        timeline = simulate(
-            self.graph,
-            self.program,
-            workspace_bytes=self.workspace_bytes,
-            optimizer=self.optimizer_memory,
-            granularity_bytes=self.granularity_bytes,
-            library_bytes=sum(self._handles.values()),
-        )
+        timeline = self._timeline(self.graph, self.program, self.optimizer_memory)
         reserved = self._reserved(self.workspace_bytes) if self._is_for_cuda else None
         return Estimate(
             model=self.model,
@@ -80,7 +76,41 @@ class UnplannedStep:
             process_peak_bytes=self._process_peak_bytes() if process else None,
             reserved=reserved,
             highest=None if reserved is None else self._highest(timeline, reserved),
+            loop_costs=self._loop_costs(timeline.peak_bytes),
         )
+
+    def _timeline(self, graph: Graph, program: Program, optimizer: OptimizerMemory) -> Timeline:
+        return simulate(
+            graph,
+            program,
+            workspace_bytes=self.workspace_bytes,
+            optimizer=optimizer,
+            granularity_bytes=self.granularity_bytes,
+            library_bytes=sum(self._handles.values()),
+        )
+
+    def _loop_costs(self, peak_bytes: int) -> dict[str, int]:
+        """Return by how much the peak would be higher if the loop kept more, or if the first step were the only one."""
+        if self.outside_a_loop is None or not self.loop.backward:
+            return {}
+        others = {
+            f"{name} kept": dataclasses.replace(self.loop, **{name: "kept"})
+            for name in ("gradients", "outputs")
+            if getattr(self.loop, name) != "kept"
+        }
+        found = {
+            words: self._timeline(*other.around(*self.outside_a_loop), self.optimizer_memory).peak_bytes
+            for words, other in others.items()
+        }
+        if self.optimizer_memory.state_bytes:
+            found["first step alone"] = self._first_peak_bytes()
+        return {words: size_bytes - peak_bytes for words, size_bytes in found.items()}
+
+    def _first_peak_bytes(self) -> int:
+        """Return the peak of a step that begins without optimizer state, which its end makes."""
+        passes = self._timeline(self.graph, self.program, OptimizerMemory()).peak_bytes
+        last = self._timeline(self.graph, self.program, self.optimizer_memory).moments[-1]
+        return max(passes, last.live_bytes)
 
     @property
     def _is_for_cuda(self) -> bool:
@@ -171,8 +201,11 @@ def unplanned_step(
     check_optimizer(optimizer)
     given = Sample.of(sample) if loss is None else Sample((sample,))
     elsewhere = capability_elsewhere(model, target)
+    loop = loop or Loop()
+    if not loop.backward and optimizer is not None:
+        raise InvalidInput("a forward pass alone has no optimizer step; leave out the optimizer, or loop=")
     with removed(model), operators_of(elsewhere):
-        graph, program = _eager_step(model, sample, loss, backward_from)
+        graph, program = _eager_step(model, sample, loss, backward_from, trains=loop.backward)
     needs = step_optimizer_memory(optimizer, model, graph, target)
     if measure is None:
         measure = target is None and may_be_probed(model, given, graph)
@@ -184,13 +217,16 @@ def unplanned_step(
     )
     libraries = None if capability is None or measure else library_bytes(graph, capability, convolutions)
     measured = tuple(workspace_bytes(graph, operation, costs) for operation in graph.operations)
-    graph, program = (loop or Loop()).around(graph, program)
+    bare = graph, program
+    graph, program = loop.around(graph, program)
     return UnplannedStep(
         graph=graph,
         program=program,
         workspace_bytes=measured if libraries is None else libraries.lowest,
         libraries=libraries,
         convolutions=convolutions,
+        loop=loop,
+        outside_a_loop=bare,
         capacity_bytes=None if target is None or capability is None else target.usable_bytes,
         optimizer_memory=needs,
         granularity_bytes=granularity_bytes(model, target),
@@ -199,15 +235,25 @@ def unplanned_step(
         device=device_of(model) if target is None else target.name,
         parameters=parameter_counts(model),
         workspaces_measured=all(each.signature in costs for each in graph.operations if each.signature),
-        notes=(*_optimizer_notes(model, optimizer), *_notes(graph, costs, target)),
+        notes=(
+            *(_optimizer_notes(model, optimizer) if loop.backward else ()),
+            *_compiled_notes(model),
+            *_notes(graph, costs, target),
+        ),
     )
 
 
-def _eager_step(model: nn.Module, sample: Any, loss: Loss | None, backward_from: str) -> tuple[Graph, Program]:
+def _eager_step(
+    model: nn.Module, sample: Any, loss: Loss | None, backward_from: str, *, trains: bool
+) -> tuple[Graph, Program]:
     """Return a step as eager runs it, from a trace where it cannot be run without values."""
     subject = model if loss is None else WithLoss(model, loss)
     example = Sample.of(sample) if loss is None else Sample((sample,))
-    found = eager_step(subject, example, backward_from=backward_from)
+    found = eager_step(subject, example, backward_from=backward_from, backward=trains)
+    if found is None and not trains:
+        raise InvalidModel(
+            f"{type(model).__name__} asks for values in its forward pass, so that pass alone cannot be followed"
+        )
     if found is None:
         with traced(subject, example, backward_from=backward_from, runs=False) as joint:
             graph = lower(joint)
@@ -234,6 +280,11 @@ def _optimizer_notes(model: nn.Module, optimizer: OptimizerLike | None) -> Itera
     if optimizer is None:
         trained_bytes = storage_bytes([each for each in model.parameters() if each.requires_grad])
         yield f"no optimizer is counted: adamw would keep {format_bytes(2 * trained_bytes)} more"
+
+
+def _compiled_notes(model: nn.Module) -> Iterator[str]:
+    if any(hasattr(each, "_orig_mod") for each in model.modules()):
+        yield "counted as it runs without torch.compile, which fuses operators and keeps fewer values"
 
 
 def _notes(graph: Graph, costs: Mapping[str, OperatorCost], target: Device | None) -> Iterator[str]:

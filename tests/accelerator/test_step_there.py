@@ -172,6 +172,14 @@ def test_blocks_are_not_taken_for_workspaces(device: torch.device) -> None:
     assert (cost.workspace_bytes, cost.output_bytes) == (0, (999 * 4,))
 
 
+def test_operators_are_measured_without_the_autocast_that_is_on_there(device: torch.device) -> None:
+    rows = torch.zeros(32, 32, device=device)
+    signature = encode(torch.ops.aten.mm.default, (rows, rows), {})
+    with torch.autocast(NAME, torch.bfloat16):
+        cost = measured_costs([signature], device=str(device))[signature]
+    assert cost.output_bytes == (rows.nbytes,)
+
+
 def test_the_backward_of_cudnn_batch_norm_is_measured(device: torch.device) -> None:
     images, row = torch.zeros(4, 8, 16, 16, device=device), torch.ones(8, device=device)
     reserve = torch.zeros(0, dtype=torch.uint8, device=device)

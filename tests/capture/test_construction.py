@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -67,3 +69,9 @@ def test_a_model_that_asks_has_the_structure_of_the_real_one():
     assert {key: value.shape for key, value in without.state_dict().items()} == {
         key: value.shape for key, value in real.state_dict().items()
     }
+
+
+def test_a_constructor_may_copy_what_it_has_built():
+    model = constructed(lambda: copy.deepcopy(nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4))))
+    assert isinstance(model[1].num_batches_tracked, _torch.FakeTensor)
+    assert memfit.estimate(model, torch.empty(2, 3, 8, 8)).peak_bytes > 0

@@ -118,3 +118,54 @@ def test_options_of_snapshots_are_not_for_messages(run_memfit):
     outcome = run_memfit("doctor", "error.txt", "--html", "page.html")
     assert outcome.code == 2
     assert "for snapshots" in outcome.err
+
+
+NET = """
+from torch import nn
+
+
+def make():
+    return nn.Sequential(*[nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(4)])
+"""
+ABOUT = ("--model", "./net.py:make", "--input", "4096x256", "--device", "RTX 3060")
+
+
+def out_of(free_mib, reserved_mib):
+    return MESSAGE.replace("1.50 GiB free; 13.00 GiB reserved", f"{free_mib} MiB free; {reserved_mib} MiB reserved")
+
+
+@pytest.mark.parametrize(
+    ("free_mib", "reserved_mib", "words"),
+    [
+        ("60.00", "100.00", "A plan fits: the step reserves"),
+        ("100.00", "900.00", "fits without a plan"),
+        ("1.00", "30.00", "No plan of this model and sample fits the 31.00 MiB"),
+    ],
+)
+def test_the_plan_that_would_have_fitted_is_told(run_memfit, folder, free_mib, reserved_mib, words):
+    (folder / "net.py").write_text(NET)
+    (folder / "error.txt").write_text(out_of(free_mib, reserved_mib))
+    outcome = run_memfit("doctor", "error.txt", *ABOUT)
+    assert outcome.code == 0
+    assert words in " ".join(outcome.out.split())
+
+
+def test_the_plan_is_part_of_what_a_snapshot_says(run_memfit, folder):
+    (folder / "net.py").write_text(NET)
+    outcome = run_memfit("doctor", "snapshot.pickle", "--json", "--html", "page.html", *ABOUT)
+    (words,) = [each for each in json.loads(outcome.out)["findings"] if "without a plan" in each]
+    assert words in (folder / "page.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--device", "RTX 3060"), "give --model too"),
+        (("--model", "torch.nn.Linear(2,2)", "--input", "2x2"), "--model needs the GPU"),
+        (("--model", "torch.nn.Linear(2,2)", "--input", "2x2", "--device", "RTX 3061"), "did you mean"),
+    ],
+)
+def test_half_of_what_was_trained_is_refused(run_memfit, options, words):
+    outcome = run_memfit("doctor", "error.txt", *options)
+    assert outcome.code == 2
+    assert words in outcome.err

@@ -125,6 +125,22 @@ def test_sharded_steps_end_as_they_begin() -> None:
     assert kinds[Kind.TEMPORARY] == 0
 
 
+def on_gpus(world_size: int) -> memfit.Estimate:
+    return distributed.estimate(Layers(), torch.ones(8, 64), world_size=world_size, device="A100-40GB")
+
+
+def test_buffers_of_nccl_are_a_range_beside_the_allocator() -> None:
+    alone, together = on_gpus(1), on_gpus(2)
+    assert "outside" not in alone.ranges()
+    low, high = together.ranges()["outside"]
+    assert together.needed_bytes == together.reserved.least_bytes + low
+    assert together.most_needed_bytes == together.reserved.least_bytes + high
+    assert together.to_dict()["outside"]["reason"] in str(together)
+    assert together.verdict(together.most_needed_bytes) == "yes"
+    assert together.verdict(together.most_needed_bytes - 1).startswith("depends on how many channels NCCL")
+    assert together.verdict(low) == "no"
+
+
 @pytest.mark.parametrize("options", [{"world_size": 0}, {"world_size": 2, "shard": "zero9"}])
 def test_what_is_no_world_is_refused(options: dict[str, Any]) -> None:
     with pytest.raises(memfit.InvalidInput):

@@ -139,6 +139,8 @@ def broken(change):
         (b"PK\x03\x04...", "as torch.save writes it"),
         (pickle.dumps({"a": 1}), "no list of segments"),
         (pickle.dumps(7), "no list of segments"),
+        (pickle.dumps([1, 2, 3]), "no list of segments"),
+        (b"[1, 2]", "no list of segments"),
         (pickle.dumps({"segments": [], "device_traces": [[]]}), "empty"),
         (pickle.dumps({"segments": [5], "device_traces": []}), "damaged"),
         (broken(lambda each: each["segments"][0].pop("address")), "damaged: KeyError"),

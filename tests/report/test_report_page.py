@@ -5,8 +5,10 @@ import json
 import re
 
 import pytest
+import torch
 from handmade_estimate import make_estimate
 
+import memfit
 from memfit.report import page
 from memfit.report.limit import Limit
 from memfit.units import format_bytes
@@ -145,3 +147,12 @@ def test_light_dark_and_small_screens_are_thought_of():
     assert "prefers-color-scheme: dark" in text
     assert 'name="viewport"' in text
     assert "max-width: 760px" in text
+
+
+def test_ranges_and_what_other_loops_cost_are_on_the_page():
+    model = torch.nn.Sequential(torch.nn.Conv2d(64, 64, 3, padding=1), torch.nn.ReLU())
+    estimate = memfit.estimate(model, torch.zeros(8, 64, 32, 32), optimizer="adamw", device="RTX 4090", progress=False)
+    words = " ".join(" ".join(Reader(page.render(estimate, None)).words).split())
+    assert "Allocated " in words
+    assert "whose workspaces it does not publish" in words
+    assert "In another loop: gradients kept +" in words

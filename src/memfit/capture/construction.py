@@ -46,9 +46,17 @@ class Construction(TorchDispatchMode):
             if result is None:
                 raise
             return result
+        _forget_constants(result)
         if all(tensor.numel() <= _LARGEST_NUMEL for tensor in tensors_in(result)):
             self._known.follow(func, args, kwargs, result)
         return result
+
+
+def _forget_constants(result: Any) -> None:
+    """Take from fake tensors the real ones that they keep beside them, which cannot be copied where nothing is real."""
+    for tensor in tensors_in(result):
+        if isinstance(tensor, _torch.FakeTensor):
+            tensor.constant = None
 
 
 def _asked_by_initialization() -> bool:

@@ -39,13 +39,26 @@ aten = torch.ops.aten
 _ASKS_FOR_A_VALUE = aten._local_scalar_dense.default
 
 
-def eager_step(model: nn.Module, sample: Sample, *, backward_from: str = "auto") -> tuple[Graph, Program] | None:
-    """Return what one forward and backward pass takes and releases; None if it cannot be run without values."""
-    check_sample(model, sample)
+def eager_step(
+    model: nn.Module, sample: Sample, *, backward_from: str = "auto", backward: bool = True
+) -> tuple[Graph, Program] | None:
+    """Return what one forward and backward pass takes and releases; None if it cannot be run without values.
+
+    Without a backward pass gradients are switched on as they are around this call.
+    """
+    check_sample(model, sample, trains=backward)
     snapshot = Snapshot(model)
     try:
-        with alone(), MemoryRecorder.paused(), collected_later(), torch.enable_grad(), torch.random.fork_rng([]):
-            return _Run(model, sample, snapshot).step(backward_from)
+        with (
+            alone(),
+            MemoryRecorder.paused(),
+            collected_later(),
+            torch.set_grad_enabled(backward or torch.is_grad_enabled()),
+            _torch.inference_without_gradients(),
+            _torch.compiled_as_written(),
+            torch.random.fork_rng([]),
+        ):
+            return _Run(model, sample, snapshot).step(backward_from if backward else None)
     except MemfitError:
         raise
     except Exception as error:  # what goes wrong goes wrong in a trace as well, which explains it
@@ -69,8 +82,8 @@ class _Run:
         self._sample = Sample(*pytree.tree_map_only(torch.Tensor, self._fake, (sample.args, dict(sample.kwargs))))
         self._note_residents(model, sample)
 
-    def step(self, backward_from: str) -> tuple[Graph, Program]:
-        """Run forward and backward."""
+    def step(self, backward_from: str | None) -> tuple[Graph, Program]:
+        """Run forward and backward; None: forward alone."""
         modules = ModuleStack(self._model)
         writer = _Writer(self._journal, modules, self._counters)
         state = autocast_state()
@@ -85,8 +98,9 @@ class _Run:
         ):
             outputs = [self._forward(state)]
             held, starts = self._starts(outputs, backward_from)
-            self._journal.begin_backward()
-            _backward(starts)
+            if backward_from is not None:
+                self._journal.begin_backward()
+                _backward(starts)
             writer.check()
             return self._journal.finish(held, self._gradients())
 
@@ -97,9 +111,11 @@ class _Run:
             torch.clear_autocast_cache()  # as at the end of the autocast of a loop
         return output
 
-    def _starts(self, outputs: list[Any], backward_from: str) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    def _starts(self, outputs: list[Any], backward_from: str | None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """Take the output out of a list, and return what the loop holds and what is differentiated."""
         tensors, _ = take_apart(outputs.pop())
+        if backward_from is None:
+            return tensors, []
         return tensors, [tensors[index] for index in differentiated(tensors, backward_from)]
 
     def _gradients(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:

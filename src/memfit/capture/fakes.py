@@ -1,6 +1,7 @@
 """Models without weights: everything has a shape, nothing has memory."""
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,5 +26,6 @@ def without_weights() -> Iterator[None]:
     >>> memfit.estimate(model, batch).peak_bytes > 2 * 10**12
     True
     """
-    with _Mode(allow_non_fake_inputs=True), Construction():
+    with _Mode(allow_non_fake_inputs=True), Construction(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")  # torch, in copies
         yield

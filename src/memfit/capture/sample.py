@@ -87,12 +87,10 @@ def without_graph(sample: Sample) -> Sample:
     return cut_off(sample.args, sample.kwargs)
 
 
-def check_sample(model: nn.Module, sample: Sample) -> None:
+def check_sample(model: nn.Module, sample: Sample, *, trains: bool = True) -> None:
     """Refuse what cannot work before anything is traced, in words about the model and the sample."""
     check_initialized(model)
-    if not any(parameter.requires_grad for parameter in model.parameters()) and not any(
-        tensor.requires_grad for tensor in sample.tensors()
-    ):
+    if trains and not any(each.requires_grad for each in (*model.parameters(), *sample.tensors())):
         raise InvalidModel(
             f"{type(model).__name__} has no parameter that requires a gradient, so there is no "
             "training step to look at; call requires_grad_(True) on what should be trained"

@@ -1,5 +1,6 @@
 """`memfit doctor`: what a memory snapshot of a GPU, or an out-of-memory message, says."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import typer
 from rich.console import Console
 
 from memfit.cli import options
+from memfit.cli.fitting_plan import Trained, trained
 from memfit.cli.streams import check_writable, interruptible, write_file
 from memfit.doctor.diagnosis import diagnose
 from memfit.doctor.oom_text import read_message
@@ -43,6 +45,9 @@ Examples:
       --setting max_split_size_mb:256
 \b
   python train.py 2>&1 | memfit doctor -
+\b
+  memfit doctor error.txt --model torchvision.models.resnet50 \\
+      --input 256x3x224x224 --optimizer sgd --device "RTX 3060"
 """
 
 
@@ -67,29 +72,47 @@ def doctor(
             help="Another setting to simulate, as PYTORCH_CUDA_ALLOC_CONF takes it. May be given several times.",
         ),
     ] = None,
+    model: options.MaybeModel = None,
+    inputs: options.Inputs = None,
+    sample: options.SampleName = None,
+    optimizer: options.OptimizerName = "none",
+    dtype: options.DType = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The GPU, with --model: which plan would have fitted it.")
+    ] = None,
     as_json: options.AsJson = False,
     force: options.Force = False,
     top: options.Top = 10,
 ) -> None:
     """See HELP."""
     others = [AllocatorSettings.parse(text) for text in setting or ()]
+    about = trained(model, inputs, sample, optimizer, dtype, device)
     check_writable(html, force=force, option="--html")
     with interruptible():
         content = unpacked(sys.stdin.buffer.read()) if str(file) == "-" else read_file(file)
         if is_history(content):
             name = "stdin" if str(file) == "-" else file.name.removesuffix(".gz")
             history = _chosen(read_histories(content, name), gpu)
-            _show_history(history, others, html=html, as_json=as_json, top=top)
+            _show_history(history, others, about, html=html, as_json=as_json, top=top)
             return
         if html is not None or others or gpu is not None:
             raise InvalidInput("--html, --gpu and --setting are for snapshots; this is the text of a message")
-        _show_message(content.decode("utf-8", errors="replace"), as_json=as_json)
+        _show_message(content.decode("utf-8", errors="replace"), about, as_json=as_json)
 
 
 def _show_history(
-    history: MemoryHistory, others: list[AllocatorSettings], *, html: Path | None, as_json: bool, top: int
+    history: MemoryHistory,
+    others: list[AllocatorSettings],
+    about: Trained | None,
+    *,
+    html: Path | None,
+    as_json: bool,
+    top: int,
 ) -> None:
     diagnosis = diagnose(history, (*others, *(each for each in USUAL_SETTINGS if each not in others)))
+    if about is not None:
+        capacity_bytes = min((each.capacity_bytes for each in diagnosis.refusals), default=None)
+        diagnosis = dataclasses.replace(diagnosis, advice=(about.advice(capacity_bytes),))
     if html is not None:
         write_file(html, doctor_page.render(diagnosis), noun="page", option="--html")
     if as_json:
@@ -98,12 +121,15 @@ def _show_history(
         print_diagnosis(Console(), diagnosis, top=top)
 
 
-def _show_message(text: str, *, as_json: bool) -> None:
+def _show_message(text: str, about: Trained | None, *, as_json: bool) -> None:
     message = read_message(text)
+    advice = [] if about is None else [about.advice(message.capacity_bytes)]
     if as_json:
-        typer.echo(json.dumps(message_data(message), indent=2))
-    else:
-        print_message(Console(), message)
+        typer.echo(json.dumps(message_data(message) | {"advice": advice}, indent=2))
+        return
+    print_message(Console(), message)
+    for words in advice:
+        Console().print(words, markup=False, highlight=False)
 
 
 def _chosen(histories: list[MemoryHistory], gpu: int | None) -> MemoryHistory:

@@ -50,6 +50,9 @@ Model = Annotated[
         '"package.module:callable(1, flag=True)", torchvision.models.resnet50 or ./file.py:callable.',
     ),
 ]
+MaybeModel = Annotated[
+    str | None, typer.Option("--model", metavar="NAME", help="What was trained, named as for memfit estimate.")
+]
 Inputs = Annotated[
     list[str] | None,
     typer.Option(

@@ -12,8 +12,9 @@ from memfit.distributed.shards import sharded_optimizer_memory, with_shards
 from memfit.distributed.wrapped import inner
 from memfit.distributed.zero import divided_optimizer_memory
 from memfit.errors import InvalidInput
-from memfit.estimate import Estimate
+from memfit.estimate import Estimate, OutsideBytes
 from memfit.ir import OptimizerMemory
+from memfit.measure.cuda_libraries import NCCL_REASON, nccl_bytes
 from memfit.measure.devices import find_device
 from memfit.measure.optimizer import OptimizerLike
 from memfit.measure.probe import Progress
@@ -62,8 +63,15 @@ def estimate(
         progress=progress,
     )
     if world_size > 1:
+        step = dataclasses.replace(step, outside_a_loop=None)
         step = _on_a_rank(step, model, optimizer, device, world_size, shard, buckets or BucketPolicy(), units, rank)
-    return dataclasses.replace(step, notes=(*step.notes, _note(world_size, shard))).estimate()
+    found = dataclasses.replace(step, notes=(*step.notes, _note(world_size, shard))).estimate()
+    capability = None if device is None else find_device(device).capability
+    if world_size == 1 or capability is None:
+        return found
+    lowest_bytes, highest_bytes = nccl_bytes(capability)
+    outside = OutsideBytes(lowest_bytes=lowest_bytes, highest_bytes=highest_bytes, reason=NCCL_REASON)
+    return dataclasses.replace(found, outside=outside)
 
 
 def check_world(world_size: int, shard: str) -> None:

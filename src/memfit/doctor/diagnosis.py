@@ -83,6 +83,7 @@ class Diagnosis:
     segments: tuple[SegmentMap, ...]  # at the peak, by address
     refusals: tuple[Refusal, ...]
     runs: tuple[AllocatorRun, ...]  # the same requests from an empty allocator on; the first under its own settings
+    advice: tuple[str, ...] = ()  # beyond what the recording shows
 
     @property
     def peak_bytes(self) -> int:

@@ -48,6 +48,13 @@ class OutOfMemoryMessage:
     messages: int = 1  # how many there are in the text; this is the last
 
     @property
+    def capacity_bytes(self) -> int | None:
+        """Bytes that torch could have reserved."""
+        if self.reserved_bytes is None or self.free_bytes is None:
+            return None
+        return self.reserved_bytes + self.free_bytes
+
+    @property
     def outside_bytes(self) -> int | None:
         """Bytes of this process beside torch's allocator: context, libraries, NCCL."""
         if self.process_bytes is None or self.reserved_bytes is None:

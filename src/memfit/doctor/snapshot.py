@@ -22,7 +22,8 @@ _INSTALLED = re.compile(
 
 def histories_of(data: Any, name: str) -> list[MemoryHistory]:
     """Read a snapshot: the dict of `_snapshot()`, or the list of segments of `memory_snapshot()`."""
-    whole = {"segments": data, "device_traces": []} if isinstance(data, list) else data
+    is_segments = isinstance(data, list) and all(isinstance(each, dict) for each in data)
+    whole = {"segments": data, "device_traces": []} if is_segments else data
     if not isinstance(whole, dict) or not isinstance(whole.get("segments"), list):
         raise InvalidFile(
             "this is no memory snapshot: it has no list of segments; write one with "

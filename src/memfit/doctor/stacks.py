@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 SEPARATOR = " < "
 BEFORE = "before the recording"
-NO_STACK = "no stack was recorded"
+NO_STACK = "blocks without a recorded stack"
 
 _PYTHON_LINE = re.compile(r"(?P<path>.+\.py):(?P<line>\d+):(?P<name>.*)")
 _AUTOGRAD_NODE = re.compile(r"\b(\w+Backward\d*)\b")

@@ -16,6 +16,12 @@ Note [Workspaces of convolutions]
     - One channel for each filter runs in torch's own kernel, with none.
     - With `torch.backends.cudnn.benchmark` every algorithm is tried once, with as much as is free on the device
       (`getMaxWorkspaceSize`, `cudnn/ConvShared.cpp` and `Conv_v7.cpp`), and the peak has seen that.
+
+Note [Buffers of NCCL]
+    A communicator takes memory beside torch's allocator: for every channel and connection three buffers, in blocks of
+    2 MiB (`NCCL_BUFFSIZE` and its kind, 10 MiB together, as NVIDIA/nccl issue 1685 logs them), and 2 MiB at the sender.
+    How many channels there are depends on the links between the GPUs, which no model tells: two at least. The upper
+    ends are records: 688 MB for four A100 with NVLink (issue 964), 1.6 GB for eight newer ones (issue 864).
 """
 
 import dataclasses
@@ -39,6 +45,11 @@ _COPIED_SHARE = 1.0  # of input and output, for a copy of both in another layout
 _CHANNELS_TOGETHER = 4  # that tensor cores take of 32 bits
 _ALL_THAT_IS_FREE = 2**62
 
+_NCCL_LEAST_BYTES = 2 * 12 * _MIB  # two channels of one connection
+_NCCL_MOST_BYTES = 688_000_000
+_NCCL_MOST_BYTES_OF_HOPPER = 1_600_000_000
+
+NCCL_REASON = "how many channels NCCL makes between these GPUs"
 CONVOLUTION_REASON = "the algorithms that cuDNN chooses for convolutions, whose workspaces it does not publish"
 SEARCH_REASON = "the algorithms that cuDNN tries for convolutions, with up to all memory that is free"
 
@@ -87,6 +98,15 @@ def cublas_bytes(capability: tuple[int, int]) -> int:
     (8519680, 33554432)
     """
     return _BIG_CUBLAS_BYTES if capability[0] in (9, 10, 12) else _SMALL_CUBLAS_BYTES
+
+
+def nccl_bytes(capability: tuple[int, int]) -> tuple[int, int]:
+    """Return the least and the most that one communicator takes, see Note [Buffers of NCCL].
+
+    >>> nccl_bytes((8, 0))
+    (25165824, 688000000)
+    """
+    return _NCCL_LEAST_BYTES, _NCCL_MOST_BYTES_OF_HOPPER if capability >= (9, 0) else _NCCL_MOST_BYTES
 
 
 def _workspace(

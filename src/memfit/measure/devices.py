@@ -1,99 +1,32 @@
-"""Devices that are not here: their memory and speed, from published specifications.
+"""Find a device by its name, in any spelling, or by its memory."""
 
-Figures are the vendors' (dense, without sparsity); memory is what the driver reports as total
-on such a card, `reserved_bytes` what the driver, the context and the libraries' handles take
-before the first tensor. Times that rest on them are estimates and are marked so.
-"""
-
-import dataclasses
 import difflib
 import re
+from collections.abc import Iterator
 
 from memfit.errors import InvalidBudget
+from memfit.measure.device_table import CUDA_GRANULARITY_BYTES, DEVICES, Device
 from memfit.units import format_bytes, parse_bytes
 
-_MIB = 2**20
+__all__ = ["CUDA_GRANULARITY_BYTES", "DEVICES", "Device", "find_device", "is_bytes", "usable_bytes"]
+
 _MAKERS = ("nvidia", "geforce", "tesla")
+_BOARDS = r"\b(sxm|hbm)\d*e?\b|\bpcie\b"  # what drivers add to names
+_SERIES = ("rtx", "gtx")  # that a name may leave out
+_NUMBER_WITH_UNIT = r"[0-9.][^a-zA-Z]*[a-zA-Z]*"
 _MODEL_DIGITS = 4  # of numbers that name a model by themselves
 _FAR_AWAY = 0.4  # of `difflib`: how little a name has to look like a known one
-CUDA_GRANULARITY_BYTES = 512  # the caching allocator rounds every block up to this
-
-# Of an RTX 4090 with 24,564 MiB torch tells 23.65 GiB, and a process that ran out of memory there held 0.51 GiB beside
-# torch's segments: context, and the kernels of libraries, loaded as they are needed. Before CUDA 11.7 all are loaded at
-# once, which takes 1.1 to 1.5 GiB more.
-_CUDA_RESERVED_BYTES = 870 * _MIB
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Device:
-    """A machine's memory and speed."""
-
-    name: str
-    memory_bytes: int
-    reserved_bytes: int
-    granularity_bytes: int
-    bandwidth_gb_per_s: float
-    tflops_fp32: float  # as eager torch runs it by default (no TF32)
-    tflops_half: float  # fp16 and bf16 with tensor cores where there are any
-    launch_us: float  # least time of one operator
-    capability: tuple[int, int] | None = None  # CUDA's compute capability; None: no CUDA device
-
-    @property
-    def is_cuda(self) -> bool:
-        return self.capability is not None
-
-    @property
-    def usable_bytes(self) -> int:
-        return self.memory_bytes - self.reserved_bytes
-
-
-def _cuda(
-    name: str, capability: tuple[int, int], memory_mib: int, bandwidth: float, fp32: float, half: float
-) -> Device:
-    return Device(
-        name=name,
-        memory_bytes=memory_mib * _MIB,
-        reserved_bytes=_CUDA_RESERVED_BYTES,
-        granularity_bytes=CUDA_GRANULARITY_BYTES,
-        bandwidth_gb_per_s=bandwidth,
-        tflops_fp32=fp32,
-        tflops_half=half,
-        launch_us=5.0,
-        capability=capability,
-    )
-
-
-DEVICES = (
-    _cuda("T4", (7, 5), 15_360, 320, 8.1, 65),
-    _cuda("P100-16GB", (6, 0), 16_280, 732, 9.5, 19),
-    _cuda("V100-16GB", (7, 0), 16_384, 900, 15.7, 125),
-    _cuda("V100-32GB", (7, 0), 32_768, 900, 15.7, 125),
-    _cuda("A10", (8, 6), 23_028, 600, 31.2, 125),
-    _cuda("L4", (8, 9), 23_034, 300, 30.3, 121),
-    _cuda("L40S", (8, 9), 46_068, 864, 91.6, 362),
-    _cuda("A100-40GB", (8, 0), 40_960, 1555, 19.5, 312),
-    _cuda("A100-80GB", (8, 0), 81_920, 2039, 19.5, 312),
-    _cuda("H100-80GB", (9, 0), 81_559, 3350, 66.9, 989),
-    _cuda("H200", (9, 0), 143_771, 4800, 66.9, 989),
-    _cuda("B200", (10, 0), 183_359, 8000, 80, 2250),
-    _cuda("RTX-3060", (8, 6), 12_288, 360, 12.7, 25),
-    _cuda("RTX-3090", (8, 6), 24_576, 936, 35.6, 71),
-    _cuda("RTX-4090", (8, 9), 24_564, 1008, 82.6, 165),
-    _cuda("RTX-4070-Ti-SUPER", (8, 9), 16_376, 672, 44.1, 88),
-    _cuda("RTX-5090", (12, 0), 32_607, 1792, 104.8, 209),
-)
+_SOLD_AS_WITHIN = 0.12  # of the memory that a card is sold with: how much less or more its driver tells
 
 
 def find_device(name: str) -> Device:
-    """The device of this name, in any spelling: "a100-40gb", "RTX 4090", "4090".
+    """The device of this name, in any spelling: "a100-40gb", "RTX 4090", "4090", or as its driver tells it.
 
-    >>> find_device("rtx 4090").name, find_device("4090").name
-    ('RTX-4090', 'RTX-4090')
+    >>> find_device("rtx 4090").name, find_device("4090").name, find_device("NVIDIA A100-SXM4-40GB").name
+    ('RTX-4090', 'RTX-4090', 'A100-40GB')
     """
     wanted = _parts(name)
-    matches = [device for device in DEVICES if _parts(device.name) == wanted]
-    for first in (0, 1):  # a whole name may leave its end out, then its first letters: "4090"
-        matches = matches or [each for each in DEVICES if wanted and _parts(each.name)[first:][: len(wanted)] == wanted]
+    matches = next(filter(None, _matches(wanted)), []) if wanted else []
     if len(matches) != 1:
         found = f"could be {' or '.join(device.name for device in matches)}" if matches else "is not known"
         found += "" if matches else _nearest(name)
@@ -115,7 +48,7 @@ def is_bytes(device: str | int | float) -> bool:
     text = device.strip()
     if text.isdecimal():
         return len(text) > _MODEL_DIGITS
-    return text[:1] in tuple("0123456789.") and not _names_one(text)
+    return re.fullmatch(_NUMBER_WITH_UNIT, text) is not None and not _names_one(text)
 
 
 def usable_bytes(device: str | int | float) -> int:
@@ -132,17 +65,50 @@ def _names_one(text: str) -> bool:
 def _nearest(name: str) -> str:
     """Return known names that look like this one, even from afar."""
     plain = {_plain(device.name): device.name for device in DEVICES}
-    near = difflib.get_close_matches(_plain(name), plain, n=3, cutoff=_FAR_AWAY)
-    return f" (did you mean {' or '.join(plain[each] for each in near)}?)" if near else ""
+    plain |= {"".join(_without_series(_parts(each))): each for each in plain.values()}
+    near = difflib.get_close_matches(_plain(name), plain, n=6, cutoff=_FAR_AWAY)
+    names = [*dict.fromkeys(plain[each] for each in near)][:3]
+    return f" (did you mean {' or '.join(names)}?)" if names else ""
+
+
+def _matches(wanted: list[str]) -> Iterator[list[Device]]:
+    """Return what a name can mean, the most certain first.
+
+    A name may leave out the memory, then its series, then its end; or tell a memory that is not part of it.
+    """
+    names = [(device, _parts(device.name)) for device in DEVICES]
+    yield [device for device, parts in names if parts == wanted]
+    yield [device for device, parts in names if _without_memory(parts)[0] == wanted]
+    yield [device for device, parts in names if _without_series(_without_memory(parts)[0]) == wanted]
+    yield [device for device, parts in names if wanted in (parts[: len(wanted)], parts[1:][: len(wanted)])]
+    rest, gigabytes = _without_memory(wanted)
+    if gigabytes:
+        found = [device for device, parts in names if rest in (parts, _without_series(parts))]
+        yield [each for each in found if abs(each.memory_bytes / 2**30 / gigabytes - 1) <= _SOLD_AS_WITHIN]
+
+
+def _without_memory(parts: list[str]) -> tuple[list[str], int]:
+    """Take the memory off the end of a name.
+
+    >>> _without_memory(["a", "100", "40", "gb"]), _without_memory(["t", "4"])
+    ((['a', '100'], 40), (['t', '4'], 0))
+    """
+    has_memory = len(parts) > 2 and parts[-1] in ("gb", "gib") and parts[-2].isdecimal()
+    return (parts[:-2], int(parts[-2])) if has_memory else (parts, 0)
+
+
+def _without_series(parts: list[str]) -> list[str]:
+    return parts[1:] if parts[0] in _SERIES else parts
 
 
 def _parts(name: str) -> list[str]:
-    """Split a name into words and numbers, without its maker's.
+    """Split a name into words and numbers, without its maker's and its board's.
 
-    >>> _parts("NVIDIA A100-40GB")
+    >>> _parts("NVIDIA A100-SXM4-40GB")
     ['a', '100', '40', 'gb']
     """
-    return [each for each in re.findall(r"[a-z]+|[0-9]+", name.lower()) if each not in _MAKERS]
+    plain = re.sub(_BOARDS, " ", name.lower().replace("_", " "))
+    return [each for each in re.findall(r"[a-z]+|[0-9]+", plain) if each not in _MAKERS]
 
 
 def _plain(name: str) -> str:

@@ -8,6 +8,10 @@ Note [Kept outputs]
     A variable of the loop holds what a step returned until the next one returns the same: `outputs = model(batch)`. So
     the old ones live through the next forward pass. Those of a loss alone are small; scores for a whole vocabulary
     are not, and a loop that has them in a variable returns them beside the loss: `return loss, outputs.logits`.
+
+Note [Forward alone]
+    An evaluation has no backward pass. What autograd keeps for one is decided by the code that runs: nothing where the
+    forward, the loss, or what is around `memfit.estimate` switches gradients off, else all of it to the end.
 """
 
 import dataclasses
@@ -24,6 +28,7 @@ class Loop:
 
     gradients: str = "none"  # before a step: "none" (`zero_grad()`), or "kept", see Note [Kept gradients]
     outputs: str = "none"  # of the step before: "none" (`del`), or "kept", see Note [Kept outputs]
+    backward: bool = True  # False: a forward pass alone, see Note [Forward alone]
 
     def __post_init__(self) -> None:
         for name, word in (("gradients", self.gradients), ("outputs", self.outputs)):

@@ -43,17 +43,21 @@ def range_words(estimate: Estimate) -> str:
     if not ranges:
         return ""
     said = ", ".join(f"{name} {format_bytes(low)} to {format_bytes(high)}" for name, (low, high) in ranges.items())
-    highest = estimate.highest
-    if highest is None or (highest.peak_bytes, highest.needed_bytes) == (estimate.peak_bytes, estimate.needed_bytes):
+    if estimate.most_needed_bytes == estimate.needed_bytes:
         return f"{said}: as far as simulated steps were from recorded ones"
-    return f"{said}: depends on {highest.reason}"
+    return f"{said}: depends on {estimate.reason}"
+
+
+def loop_words(estimate: Estimate) -> str:
+    """Say what a loop that does otherwise would cost; nothing where it makes no difference."""
+    costs = {words: size_bytes for words, size_bytes in estimate.loop_costs.items() if size_bytes}
+    said = [f"{words} {'+' if size > 0 else '-'}{format_bytes(abs(size))}" for words, size in costs.items()]
+    return f"in another loop: {', '.join(said)}" if said else ""
 
 
 def verdict(estimate: Estimate, limit: Limit) -> str:
     """Say whether a step fits a limit, or what that depends on."""
-    if estimate.highest is None:
-        return limit.verdict(estimate.needed_bytes)
-    return limit.verdict(estimate.needed_bytes, estimate.most_needed_bytes, estimate.highest.reason)
+    return limit.verdict(estimate.needed_bytes, estimate.most_needed_bytes, estimate.reason)
 
 
 def printable(text: str) -> str:
@@ -84,7 +88,7 @@ def batch_words(estimate: Estimate) -> str:
 
 def step_words(estimate: Estimate) -> str:
     """What is counted: with an optimizer or without."""
-    return f"training step with {estimate.optimizer}" if estimate.optimizer else "forward and backward"
+    return f"training step with {estimate.optimizer}" if estimate.optimizer else estimate.passes
 
 
 def kind_rows(estimate: Estimate) -> list[Row]:

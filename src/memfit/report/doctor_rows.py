@@ -111,6 +111,7 @@ def _findings(diagnosis: Diagnosis) -> Iterator[str]:
         size = format_bytes(own[0].size_bytes)
         yield f"Most of what the recording shows is held by {printable(own[0].line)}: {size}."
     yield _setting_advice(diagnosis.runs)
+    yield from diagnosis.advice
     if diagnosis.before_bytes:
         yield (
             f"{format_bytes(diagnosis.before_bytes)} of the peak are older than the recording, so nobody is named for "

@@ -35,6 +35,7 @@ def render(estimate: Estimate, limit: Limit | None = None, *, top: int = 10, dep
         limit=limit,
         verdict="" if limit is None else breakdown.verdict(estimate, limit),
         range_words=breakdown.range_words(estimate),
+        loop_words=breakdown.loop_words(estimate),
         drawing=drawing,
         width=timeline.WIDTH,
         height=timeline.HEIGHT,

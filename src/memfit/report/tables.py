@@ -64,6 +64,8 @@ def headline(estimate: Estimate, limit: Limit | None) -> Text:
         lines.append(Text(estimate.reserved.words()))
     if words := breakdown.range_words(estimate):
         lines.append(Text(words))
+    if words := breakdown.loop_words(estimate):
+        lines.append(Text(words))
     if limit is not None:
         style = "bold green" if limit.fits(estimate.needed_bytes) else "bold red"
         lines.append(Text(breakdown.verdict(estimate, limit), style=style))

@@ -102,6 +102,16 @@ def test_grouped_heads_and_unequal_lengths():
     assert choose_kernel(AMPERE, query, longer, longer, None, 0.0, True, False) is Kernel.EFFICIENT
 
 
+def test_a_mask_that_is_trained_is_not_given_to_cudnn():
+    query, mask = torch.randn(1, 4, 16, 64).half(), torch.zeros(1, 4, 16, 16).half()
+    given = (find_capability((9, 0)), query, query, query, mask)
+    assert choose_kernel(*given, 0.0, False, False) is Kernel.CUDNN
+    mask.requires_grad_()
+    assert choose_kernel(*given, 0.0, False, False) is Kernel.EFFICIENT
+    with torch.no_grad():
+        assert choose_kernel(*given, 0.0, False, False) is Kernel.CUDNN
+
+
 def test_batch_norm_and_dropout():
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.5))
     graph = targets(model, torch.randn(2, 3, 8, 8))
@@ -214,3 +224,52 @@ def test_recurrent_layers_run_in_16_bits_under_autocast(kind):
     graph = memfit.estimate(model, batch, loss=loss, device="A100-40GB", progress=False).graph
     (layer,) = (each for each in graph.operations if each.target == "aten._cudnn_rnn.default")
     assert graph.storages[layer.outputs[0]].dtype == "float16"
+
+
+def mixed(kind, **options):
+    def loss(model, batch):
+        with torch.autocast(kind, **options):
+            assert torch.is_autocast_enabled("cuda")
+            outputs = model(batch)
+        return outputs.float().square().mean()
+
+    model = nn.Sequential(nn.Linear(64, 64), nn.Softmax(-1), nn.Linear(64, 64))
+    return memfit.estimate(model, torch.randn(32, 64), loss=loss, device="A100-40GB", progress=False)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_autocast_for_cuda_is_that_of_the_device_in_a_trace_without_one(dtype, recwarn):
+    named, here = mixed("cuda", dtype=getattr(torch, dtype)), mixed("cpu", dtype=getattr(torch, dtype))
+    assert named.graph.operations == here.graph.operations
+    assert dtype in {each.dtype for each in named.graph.storages}
+    assert not [each for each in recwarn if "autocast" in str(each.message)]
+
+
+def test_autocast_for_cuda_has_cudas_type_where_none_is_named():
+    assert "float16" in {each.dtype for each in mixed("cuda").graph.storages}
+
+
+def test_autocast_for_cuda_is_as_it_was_after_a_trace():
+    mixed("cuda")
+    assert torch.is_autocast_enabled() is False
+    with pytest.warns(UserWarning, match="autocast"):
+        assert torch.autocast("cuda").device == "cuda"
+
+
+class Experts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 64, 32))
+
+    def forward(self, rows, ends):
+        return torch.nn.functional.grouped_mm(rows, self.weight, offs=ends).square().sum()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_products_of_groups_are_described_in_every_type(dtype):
+    model, rows = Experts().to(dtype), torch.randn(40, 64, dtype=dtype, requires_grad=True)
+    ends = torch.tensor([8, 16, 24, 40], dtype=torch.int32)
+    estimate = memfit.estimate(model, (rows, ends), device="H100", measure=False, progress=False)
+    made = [each for each in estimate.graph.operations if each.target.startswith("aten._grouped_mm")]
+    sizes = [estimate.graph.storages[each.outputs[0]].size_bytes for each in made]
+    assert sorted(sizes) == sorted([40 * 32 * dtype.itemsize, 40 * 64 * dtype.itemsize, 4 * 64 * 32 * dtype.itemsize])

@@ -63,6 +63,7 @@ def choose_kernel(
         ),
         Kernel.CUDNN: lambda: (
             torch.backends.cuda.cudnn_sdp_enabled()
+            and not _is_trained(mask)  # torch has no gradient of it for masks
             and _heads_match(query, key, value, enable_gqa)
             and _can_be_cudnn(device, query, key, value, dropout)
         ),
@@ -135,6 +136,10 @@ def _padded_mask(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tens
     if missing:
         mask = F.pad(mask, (0, missing))[..., :length]
     return mask.expand(query.size(0), query.size(1), query.size(2), key.size(2))
+
+
+def _is_trained(tensor: torch.Tensor | None) -> bool:
+    return tensor is not None and tensor.requires_grad and torch.is_grad_enabled()
 
 
 def _have_values(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:

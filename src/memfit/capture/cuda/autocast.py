@@ -5,6 +5,11 @@ From PyTorch's `aten/src/ATen/autocast_mode.h` (`AT_FORALL_FP32`, `AT_FORALL_FP3
 own: on a CPU softmax, norms and most losses stay in 16 bits. What both cast alike (matrix products, convolutions) is
 left to torch. What only a CPU casts (`cross_entropy_loss`) goes on as if there were no autocast for it, while what it
 calls may still be cast; torch tells which these are.
+
+Note [Autocast by name]
+    Code that is written for a GPU asks for `torch.autocast("cuda")`, which torch refuses with a warning where there is
+    none, and which leaves a CPU's tensors alone. In a trace for a CUDA device it is the CPU's autocast, with CUDA's
+    type. What is made before the trace (an object in a variable, a `with` around the call) has been refused already.
 """
 
 import contextlib
@@ -126,6 +131,45 @@ def cast_lists(thread: int) -> dict[str, Callable[..., Any]]:
     }
     left = {name: _passing(operator) for name in _cast_by_cpus_alone() if (operator := _operator(name)) is not None}
     return left | cast
+
+
+@contextlib.contextmanager
+def autocast_by_name(thread: int) -> Iterator[None]:
+    """Let one thread have autocast for "cuda" on a CPU's tensors, see Note [Autocast by name]."""
+    kind, is_enabled, dtype_of = torch.autocast, torch.is_autocast_enabled, torch.get_autocast_dtype
+    initialize = kind.__init__
+
+    def here(device: str | None) -> bool:
+        return threading.get_ident() == thread and device in (None, "cuda")
+
+    def begin(self: Any, device_type: str, dtype: torch.dtype | None = None, *args: Any, **kwargs: Any) -> None:
+        if here(device_type):
+            device_type, dtype = "cpu", dtype or dtype_of("cuda")
+        initialize(self, device_type, dtype, *args, **kwargs)
+
+    def enabled(device: str | None = None) -> bool:
+        return is_enabled("cpu" if here(device) else device or "cuda")
+
+    def dtype(device: str) -> torch.dtype:
+        return dtype_of("cpu" if here(device) and is_enabled("cpu") else device)
+
+    with (
+        _replaced(kind, "__init__", begin),
+        _replaced(torch, "is_autocast_enabled", enabled),
+        _replaced(torch, "get_autocast_dtype", dtype),
+        _replaced(torch, "get_autocast_gpu_dtype", lambda: dtype("cuda")),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    was = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, was)
 
 
 def _cast_by_cpus_alone() -> list[str]:

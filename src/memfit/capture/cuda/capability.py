@@ -41,6 +41,7 @@ def _capability(major: int, minor: int, *, flash: bool, cudnn: bool = False, nar
 
 CAPABILITIES = (
     _capability(6, 0, flash=False),
+    _capability(6, 1, flash=False),
     _capability(7, 0, flash=False),
     _capability(7, 5, flash=False),
     _capability(8, 0, flash=True),

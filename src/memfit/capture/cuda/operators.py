@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from memfit import _torch
-from memfit.capture.cuda import batch_norm
+from memfit.capture.cuda import batch_norm, grouped
 from memfit.capture.cuda.attention import attend
-from memfit.capture.cuda.autocast import cast_lists
+from memfit.capture.cuda.autocast import autocast_by_name, cast_lists
 from memfit.capture.cuda.capability import Capability
 from memfit.capture.cuda.recurrent import recurrent_operators
 
@@ -49,6 +49,7 @@ def operators_of(device: Capability | None) -> Iterator[None]:
         stack.enter_context(_torch.described_by_kernels([getattr(aten, name).default for name in descriptions]))
         for name, function in cast_lists(here).items():
             library.impl(name, function, "AutocastCPU", allow_override=True)
+        stack.enter_context(autocast_by_name(here))
         yield
 
 
@@ -58,6 +59,7 @@ def _descriptions() -> dict[str, Callable[..., Any]]:
         "native_batch_norm": batch_norm.described,
         "cudnn_batch_norm": batch_norm.described_of_cudnn,
         "cudnn_batch_norm_backward": batch_norm.described_backward_of_cudnn,
+        "_grouped_mm": grouped.described,
         **recurrent_operators().descriptions,
     }
 
