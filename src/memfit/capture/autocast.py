@@ -45,7 +45,7 @@ def autocast(state: Autocast, *, enabled: bool = True) -> Iterator[None]:
 
 
 def drop_casts() -> None:
-    """Let go of casts of parameters, as the end of a loop's block does; ours may run inside one, see Note [Casts once]."""
+    """Let go of casts of parameters, as the end of a loop's block does: our step may run inside of one."""
     if autocast_state():
         torch.clear_autocast_cache()
 
