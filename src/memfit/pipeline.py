@@ -360,7 +360,7 @@ def write_plan(
         unplanned_peak_bytes=prepared.unplanned_peak_bytes,
         persistent_bytes=prepared.persistent_bytes,
         optimizer_state_bytes=prepared.optimizer.state_bytes,
-        external_bytes=recipe.beside_bytes,
+        external_bytes=recipe.external_bytes,
         floor_bytes=planner.floor_bytes(),
         floor_operation=floor_name(planner),
         step_us=step_us,
@@ -465,7 +465,7 @@ def _infeasible(
 ) -> InfeasibleBudget:
     """Refuse a budget; `bounded` are operators whose workspace is a bound."""
     problem = planner.problem
-    always = always_live(problem.graph, problem.optimizer, problem.loss, recipe.beside_bytes)
+    always = always_live(problem.graph, problem.optimizer, problem.loss, recipe.external_bytes)
     gradients = gradients_of(problem.graph)
     floor_bytes = planner.floor_bytes()
     comes_last = planner.floor_operation() == OPTIMIZER_STEP
