@@ -39,7 +39,17 @@ DATA = {
     "progress",
 }
 BELOW_CAPTURE = DATA | {"_torch", "ops", "measure"}
-PIPELINE = {"describe", "internal", "recipe", "outside_loss", "prepare", "process_budget", "shortage", "pipeline"}
+PIPELINE = {
+    "describe",
+    "internal",
+    "recipe",
+    "outside_loss",
+    "prepare",
+    "partial_loss",
+    "process_budget",
+    "shortage",
+    "pipeline",
+}
 BELOW_API = (
     BELOW_CAPTURE
     | PIPELINE
@@ -97,6 +107,7 @@ MAY_IMPORT = {
     "recipe": BELOW_CAPTURE | {"plan"},
     "outside_loss": BELOW_CAPTURE | {"plan", "capture", "execute", "describe", "recipe"},
     "prepare": BELOW_CAPTURE | {"plan", "capture", "execute", "describe", "recipe", "outside_loss"},
+    "partial_loss": BELOW_CAPTURE | {"plan", "capture", "execute", "describe", "recipe", "outside_loss", "prepare"},
     "process_budget": BELOW_CAPTURE | {"plan", "capture", "describe", "recipe", "prepare"},
     "shortage": {"errors", "ir", "units"},
     "pipeline": BELOW_CAPTURE | PIPELINE | {"plan", "capture", "execute"},

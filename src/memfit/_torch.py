@@ -93,6 +93,7 @@ Note [Eager decompositions]
 """
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import logging
@@ -436,14 +437,19 @@ def compile_joint(
     def backward(gm: fx.GraphModule, example_inputs: Sequence[Any]) -> Any:  # noqa: ARG001  (torch's signature)
         return compile_backward(gm)
 
+    state = joint._aot_state
+    traced = state.fw_metadata
+    state.fw_metadata = copy.copy(traced)  # it is written into, and a joint graph may be compiled again
     # Donated buffers would forbid a second backward through a retained graph: none are donated.
-    joint._aot_state.fw_metadata.bw_donated_idxs = []
-    config = joint._aot_state.aot_config
-    joint._aot_state.aot_config = dataclasses.replace(config, enable_log=_logs_graphs())
-    with torch._functorch.config.patch(donated_buffer=False), _use_lazy_graph_module(True):
-        compiled: Any = aot_compile_joint_with_descriptors(
-            joint, partition_fn=partition, fw_compiler=forward, bw_compiler=backward
-        )
+    state.fw_metadata.bw_donated_idxs = []
+    state.aot_config = dataclasses.replace(state.aot_config, enable_log=_logs_graphs())
+    try:
+        with torch._functorch.config.patch(donated_buffer=False), _use_lazy_graph_module(True):
+            compiled: Any = aot_compile_joint_with_descriptors(
+                joint, partition_fn=partition, fw_compiler=forward, bw_compiler=backward
+            )
+    finally:
+        state.fw_metadata = traced
     flat: Callable[[list[Any]], Sequence[Any]] = compiled.__wrapped__
     return flat
 

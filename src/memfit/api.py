@@ -11,9 +11,10 @@ from torch import nn
 
 from memfit.alone import alone
 from memfit.capture.diagnose import refusals_as_capture_errors
-from memfit.capture.hooks import warn_of_hooks
+from memfit.capture.hook_memory import hook_bytes
+from memfit.capture.hooks import hooks_of_modules, warn_of_hooks
 from memfit.capture.sample import Sample, check_dense, check_initialized
-from memfit.capture.with_loss import ModelCall, call_of_model, with_modes_of_now
+from memfit.capture.with_loss import ModelCall, WithLoss, call_of_model, with_modes_of_now
 from memfit.describe import device_of, is_for_cuda, model_digest
 from memfit.errors import (
     CaptureError,
@@ -210,7 +211,7 @@ def plan(
         raise InvalidInput("reserved bytes are those of CUDA's caching allocator; name a CUDA device with device=")
     call = _call(model, sample, loss)
     with call.modes():
-        return _plan(model, call.sample, recipe, progress)
+        return _plan(model, call.sample, _with_hooks(recipe, model, call.sample), progress)
 
 
 def _plan(model: nn.Module, example: Sample, recipe: Recipe, progress: ProgressLike) -> Plan:
@@ -310,9 +311,8 @@ def fit(
         report=report,
     )
     call = _call(model, sample, loss)
-    if not recipe.is_unplanned:
-        warn_of_hooks(model)
     with call.modes():
+        recipe = _with_hooks(recipe, model, call.sample)
         fitted = _fit_or_leave(recipe, model, call.sample, progress)
     plan = plan_of(fitted)
     if plan is not None:
@@ -377,6 +377,25 @@ def _with_known_loss(recipe: Recipe) -> Recipe:
         return recipe
     loss_bytes = loss.memory.working_bytes + loss.memory.batch_bytes
     return dataclasses.replace(recipe, loss=None, beside_bytes=recipe.beside_bytes + loss_bytes)
+
+
+def _with_hooks(recipe: Recipe, model: nn.Module, sample: Sample) -> Recipe:
+    """Reserve room for what hooks of the user's make, and say which are not counted."""
+    if recipe.is_unplanned:
+        return recipe
+    found = _hook_bytes(recipe, model, sample) if hooks_of_modules(model) else 0
+    warn_of_hooks(model, are_counted=found is not None)
+    return dataclasses.replace(recipe, hook_bytes=found or 0)
+
+
+def _hook_bytes(recipe: Recipe, model: nn.Module, sample: Sample) -> int | None:
+    """Return what hooks of a model's parts add to its step; without a loss that looks at values."""
+    with removed(model):
+        if recipe.loss is not None and recipe.loss.function is not None:
+            found = hook_bytes(WithLoss(model, recipe.loss.function), Sample((recipe.loss.batch,)))
+            if found is not None:
+                return found
+        return hook_bytes(model, sample, backward_from=recipe.backward_from)
 
 
 def _outside(loss: Loss | None, batch: Any) -> OutsideLoss | None:

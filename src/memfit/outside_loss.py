@@ -130,8 +130,8 @@ def _arriving_axes(
         return _returned(model, joint, tensors, args, kwargs, functools.partial(_without_memory, fakes))
 
     fakes = _torch.FakeTensorMode(allow_non_fake_inputs=True)
-    with _torch.failures_unlogged(), fakes, real_layouts(), torch.enable_grad(), _forward_as(model, forward):
-        _scalar_of(loss.function(model, loss.batch)).backward()
+    with _torch.failures_unlogged(), fakes, real_layouts(), torch.enable_grad(), forward_as(model, forward):
+        scalar_of(loss.function(model, loss.batch)).backward()
     return arrived
 
 
@@ -188,10 +188,10 @@ def _measured(loss: OutsideLoss, model: nn.Module, sample: Sample, joint: Joint,
     def run() -> None:
         result = function(model, loss.batch)
         with without_autocast():  # see Note [Backward outside autocast]
-            _scalar_of(result).backward()
+            scalar_of(result).backward()
         del result
 
-    with _torch.no_modes(), nothing_remains(model, sample), torch.enable_grad(), _forward_as(model, forward):
+    with _torch.no_modes(), nothing_remains(model, sample), torch.enable_grad(), forward_as(model, forward):
         stretches = {each.label: each for each in measure_stretches(run, resident=[model, loss.batch])}
     if seen.calls != 1:
         raise InvalidInput(
@@ -282,7 +282,7 @@ def _outputs(joint: Joint) -> list[Any]:
 
 
 @contextlib.contextmanager
-def _forward_as(model: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def forward_as(model: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Let a function stand for the forward of a model for a while."""
     own = vars(model).get("forward")
     model.__dict__["forward"] = forward
@@ -294,7 +294,7 @@ def _forward_as(model: nn.Module, forward: Callable[..., Any]) -> Iterator[None]
             model.__dict__["forward"] = own
 
 
-def _scalar_of(result: Any) -> torch.Tensor:
+def scalar_of(result: Any) -> torch.Tensor:
     """The loss among what a loss returned; the rest is held by the caller to the end of the step."""
     tensors, _ = take_apart(result)
     places = differentiated(tensors, "auto")

@@ -18,6 +18,7 @@ from memfit.ir import Phase, Program
 from memfit.measure.optimizer import is_optimizer_name, optimizer_name
 from memfit.ops.offload import OFFLOAD, bring_back
 from memfit.ops.registry import name_of
+from memfit.partial_loss import peak_with_loss, plan_with_loss
 from memfit.plan.bounding import wait_until_quiet
 from memfit.plan.expand import program_of
 from memfit.plan.identity import identity_program
@@ -137,6 +138,7 @@ class StepPlanner:
         self._model = model
         self._joint = joint
         self._sample = sample
+        self._loss = recipe.loss
         self.prepared = prepared
         self._is_warm = False  # whether steps of this model ran just before
         self.planner = make_planner(model, prepared, recipe)
@@ -146,7 +148,12 @@ class StepPlanner:
         """Solve, and write down what was found and what is known about it; see Note [Plan, run, plan again]."""
         if recipe.counts_reserved:
             return self._plan_for_reserved(recipe)
-        return self._plan_for_process(recipe) if recipe.is_for_process else self._plan(recipe)
+        if recipe.is_for_process:
+            return self._plan_for_process(recipe)
+        return plan_with_loss(self._plan, self._peak_with_loss, recipe)
+
+    def _peak_with_loss(self, plan: Plan) -> int | None:
+        return peak_with_loss(self._model, self._joint, self._sample, self.prepared, plan.program, self._loss)
 
     def _plan_for_reserved(self, recipe: Recipe) -> Plan:
         """Plan for what a device can reserve: fewer allocated bytes until the simulated allocator keeps to it."""
@@ -360,7 +367,7 @@ def write_plan(
         unplanned_peak_bytes=prepared.unplanned_peak_bytes,
         persistent_bytes=prepared.persistent_bytes,
         optimizer_state_bytes=prepared.optimizer.state_bytes,
-        external_bytes=recipe.beside_bytes,
+        external_bytes=recipe.external_bytes,
         floor_bytes=planner.floor_bytes(),
         floor_operation=floor_name(planner),
         step_us=step_us,
@@ -465,7 +472,7 @@ def _infeasible(
 ) -> InfeasibleBudget:
     """Refuse a budget; `bounded` are operators whose workspace is a bound."""
     problem = planner.problem
-    always = always_live(problem.graph, problem.optimizer, problem.loss, recipe.beside_bytes)
+    always = always_live(problem.graph, problem.optimizer, problem.loss, recipe.external_bytes)
     gradients = gradients_of(problem.graph)
     floor_bytes = planner.floor_bytes()
     comes_last = planner.floor_operation() == OPTIMIZER_STEP

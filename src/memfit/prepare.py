@@ -611,4 +611,4 @@ def step_loss_memory(
 
 def with_beside(memory: OptimizerMemory, recipe: Recipe) -> OptimizerMemory:
     """What lives beside the model all along counts as optimizer state does."""
-    return dataclasses.replace(memory, state_bytes=memory.state_bytes + recipe.beside_bytes)
+    return dataclasses.replace(memory, state_bytes=memory.state_bytes + recipe.external_bytes)

@@ -68,6 +68,7 @@ class Recipe:
     starts: tuple[tuple[int, ...] | None, ...] = ()  # how gradients of outputs come, if that is known without the loss
     seed: int = 0  # from which steps that are run to plan begin, see `regions/fullest.py`
     beside_bytes: int = 0  # live all along and not the model's: gradients of earlier batches, other models
+    hook_bytes: int = 0  # of hooks, which do not run while a step is planned: at most, see `capture/hook_memory.py`
     time_limit_s: float = 6.0
     remember: bool = False  # take the plan of an earlier run, and keep this one's, see `remembered.py`
     report: Report | None = None
@@ -79,6 +80,11 @@ class Recipe:
     @property
     def is_unplanned(self) -> bool:
         return self.budget is None and not self.recompute and not self.rewrites
+
+    @property
+    def external_bytes(self) -> int:
+        """Return what is reserved over the whole step beside what is captured."""
+        return self.beside_bytes + self.hook_bytes
 
     @property
     def is_for_process(self) -> bool:

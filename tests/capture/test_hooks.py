@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import memfit
+from memfit.measure.peak import measure_peak
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*has hooks, which do not run while a step is planned")
 
@@ -61,16 +62,57 @@ def test_a_hook_that_was_there_before_runs_in_every_step() -> None:
     assert seen["fitted"] == seen["plain"]
 
 
-def test_memory_of_hooks_is_said_by_name_not_to_be_counted() -> None:
-    """A hook that makes as much as the part it is on takes the step over the budget, which a plan cannot know."""
+def doubled(_module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
+    return output * 2
+
+
+def printing(_module: nn.Module, _args: Any, output: torch.Tensor) -> None:
+    print(output.shape)
+
+
+def squared(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = model(batch).square().mean()
+    return loss
+
+
+KEPT: list[torch.Tensor] = []
+
+
+def keeping(_module: nn.Module, _args: Any, output: torch.Tensor) -> None:
+    KEPT.append(output.detach().square())
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("hook", [doubled, keeping])
+def test_memory_of_hooks_is_counted_and_nothing_of_their_run_remains(hook: Any, one_thread: None) -> None:
     _, fitted, batches = pair()
+    for part in (fitted.one, fitted.two):
+        part.register_forward_hook(hook)
+    memfit.fit(fitted, batches[0], "smallest", loss=squared, time_limit=1, progress=False, remember=False)
+    assert not KEPT
+    plan = memfit.plan_of(fitted)
+    assert plan is not None
+    assert plan.external_bytes > 0
 
-    def doubled(_module: nn.Module, _args: Any, output: torch.Tensor) -> torch.Tensor:
-        return output * 2
+    def step() -> None:
+        squared(fitted, batches[0]).backward()
 
-    fitted.one.register_forward_hook(doubled)
-    with pytest.warns(UserWarning, match=r"Blocks has hooks.*\(doubled \(capture/test_hooks.py:\d+\)\).*not counted"):
+    step()
+    fitted.zero_grad()
+    KEPT.clear()
+    measured = measure_peak(step, resident=[fitted, batches[0]]).peak_bytes
+    KEPT.clear()
+    assert measured <= plan.peak_bytes
+    assert measured > plan.peak_bytes - plan.external_bytes
+
+
+def test_hooks_whose_memory_is_not_counted_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """One that prints is not run to plan."""
+    _, fitted, batches = pair()
+    fitted.one.register_forward_hook(printing)
+    with pytest.warns(UserWarning, match=r"Blocks has hooks.*\(printing \(capture/test_hooks.py:\d+\)\).*not counted"):
         memfit.fit(fitted, batches[0], 0.95, time_limit=1, progress=False)
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward"])

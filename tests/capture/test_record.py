@@ -145,18 +145,45 @@ def test_a_known_value_that_is_too_big_is_not_computed() -> None:
         captured(Asking(lambda m, x: torch.zeros(2**20 + 1).sum() == 0), torch.randn(2, 4))
 
 
-class CheckpointedNorm(nn.Module):
-    """Eager updates the statistics in the forward pass, and again in the backward pass."""
+class Checkpointed(nn.Module):
+    """A layer in a checkpoint: eager runs it in the forward pass, and again in the backward pass."""
+
+    def __init__(self, layer: nn.Module, *, keeps_state: bool = True) -> None:
+        super().__init__()
+        self.before, self.layer, self.keeps_state = nn.Linear(8, 8), layer, keeps_state
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.layer, self.before(x), use_reentrant=False, preserve_rng_state=self.keeps_state)
+
+
+@pytest.mark.parametrize(
+    ("norm", "batch"),
+    [(nn.BatchNorm1d(8), torch.randn(4, 8)), (nn.InstanceNorm1d(4, track_running_stats=True), torch.randn(2, 4, 8))],
+)
+def test_a_checkpoint_that_writes_into_a_buffer_is_refused(norm: nn.Module, batch: torch.Tensor) -> None:
+    """An instance norm writes into a view of it."""
+    with pytest.raises(CaptureError, match="a checkpoint writes into a buffer"):
+        captured(Checkpointed(norm), batch)
+    memfit.estimate(Checkpointed(norm), batch)  # which runs nothing
+
+
+class Inside(nn.Module):
+    """A checkpoint that keeps the generator's state around one that does not."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.before, self.norm = nn.Linear(8, 8), nn.BatchNorm1d(8)
+        self.inner = Checkpointed(nn.Dropout(), keeps_state=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(self.norm, self.before(x), use_reentrant=False)
+        return checkpoint(self.inner, x, use_reentrant=False)
 
 
-def test_a_checkpoint_that_writes_into_a_buffer_is_refused() -> None:
-    with pytest.raises(CaptureError, match="a checkpoint writes into a buffer"):
-        captured(CheckpointedNorm(), torch.randn(4, 8))
-    memfit.estimate(CheckpointedNorm(), torch.randn(4, 8))  # which runs nothing
+@pytest.mark.parametrize("model", [Checkpointed(nn.Dropout(), keeps_state=False), Inside()])
+def test_a_checkpoint_that_draws_other_numbers_in_the_backward_pass_is_refused(model: nn.Module) -> None:
+    with pytest.raises(CaptureError, match="draws other numbers in its backward pass"):
+        captured(model, torch.randn(4, 8))
+
+
+def test_a_checkpoint_that_does_not_keep_the_generator_is_captured_where_nothing_draws() -> None:
+    model = Checkpointed(nn.GELU(), keeps_state=False)
+    assert_computes_what_eager_computes(model, torch.randn(4, 8))

@@ -5,7 +5,7 @@ are compared bit for bit after each step; the measured peak with the budget and 
 peak of the plain step with its measured one.
 
 Note [Promises]
-    The budget is promised where no hooks were warned of, whose memory a plan does not count.
+    The budget is promised where no hooks were warned of: those of models whose forward looks at values are not counted.
     Bits are promised where no technique rounds and nothing was warned of, with two exceptions. Where the model is
     called several times for one backward, autograd adds up all uses of a parameter one by one, and those of a captured
     call at once. Where `fit` is not told of the loss, a gradient may come in another layout than its output has. Where

@@ -92,3 +92,40 @@ def test_a_gradient_that_goes_around_a_region_too_is_held_in_its_backward_pass()
     plan = memfit.plan(model, sample, budget="smallest", time_limit=0.5)
     measured = memfit.profile(model, plan, sample, pairs=1)
     assert measured.peak_bytes == pytest.approx(plan.peak_bytes, rel=0.001)
+
+
+class Tied(nn.Module):
+    """Under autocast its weight is cast once for both, so that it cannot be captured whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.EmbeddingBag(32, 64)
+        self.one, self.other = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.other.weight = self.one.weight
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.other(nn.functional.silu(self.one(self.embedding(tokens))))
+
+
+def in_16_bits(model: nn.Module, tokens: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        output: torch.Tensor = model(tokens)
+        return output.float().square().mean()
+
+
+@pytest.mark.parametrize("fits_inside", [False, True])
+def test_casts_of_one_step_are_not_there_in_the_next_that_is_measured(fits_inside: bool, one_thread: None) -> None:
+    """Where `fit` is called under autocast, its block does not end with the step."""
+    torch.manual_seed(0)
+    model, tokens = Tied(), torch.randint(32, (2, 4))
+    with torch.autocast("cpu", torch.bfloat16, enabled=fits_inside):
+        memfit.fit(model, tokens, "smallest", loss=in_16_bits, remember=False, progress=False)
+    plan = memfit.plan_of(model)
+    assert plan is not None
+
+    def step() -> None:
+        in_16_bits(model, tokens).backward()
+
+    step()
+    model.zero_grad()
+    assert measure_peak(step, resident=[model, tokens]).peak_bytes == plan.peak_bytes

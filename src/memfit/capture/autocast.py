@@ -44,6 +44,12 @@ def autocast(state: Autocast, *, enabled: bool = True) -> Iterator[None]:
         yield
 
 
+def drop_casts() -> None:
+    """Let go of casts of parameters, as the end of a loop's block does: our step may run inside of one."""
+    if autocast_state():
+        torch.clear_autocast_cache()
+
+
 @contextlib.contextmanager
 def autocast_as(state: Autocast, *, cached: bool) -> Iterator[None]:
     """Have autocast as it was elsewhere for a while: on for what the state names, off for all others."""

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memfit import _torch
 from memfit._memory_events import MemoryRecorder
 from memfit.alone import alone
-from memfit.capture.autocast import autocast, autocast_state
+from memfit.capture.autocast import autocast, autocast_state, drop_casts
 from memfit.capture.eager_formulas import EagerFormulas
 from memfit.capture.journal import Journal, WrittenOver
 from memfit.capture.outputs import differentiated, take_apart
@@ -107,8 +107,7 @@ class _Run:
     def _forward(self, state: Any) -> Any:
         with autocast(state):
             output = self._model(*self._sample.args, **self._sample.kwargs)
-        if state:
-            torch.clear_autocast_cache()  # as at the end of the autocast of a loop
+            drop_casts()
         return output
 
     def _starts(self, outputs: list[Any], backward_from: str | None) -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -8,14 +8,16 @@ Note [Hooks]
 
 Note [Hooks run as often as in eager]
     What memfit runs for itself, to plan a step or to compare one, is no step of the user's: meanwhile hooks of the
-    user's own, of modules and of parameters, do nothing. What they make is not counted, which is warned of by name, and
-    a model that does not run without them is refused.
+    user's own, of modules and of parameters, do nothing, and a model that does not run without them is refused. What
+    hooks of modules make is counted from a step on tensors without memory, see `hook_memory.py`. What is not counted is
+    warned of by name.
 """
 
 import contextlib
 import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -49,10 +51,30 @@ def check_no_inner_hooks(model: nn.Module) -> None:
 @contextlib.contextmanager
 def hooks_left_out(model: nn.Module, tensors: Sequence[torch.Tensor] = ()) -> Iterator[None]:
     """Let hooks of the user's do nothing for a while, see Note [Hooks run as often as in eager]."""
-    registries = [*_of_modules(model), *_of_tensors([*model.parameters(), *tensors])]
+    with _replaced([*_of_modules(model), *_of_tensors([*model.parameters(), *tensors])], lambda _: _do_nothing):
+        yield
+
+
+@contextlib.contextmanager
+def hooks_inside(model: nn.Module, around: Callable[[], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Run the user's hooks of a model's parts inside of something for a while."""
+
+    def inside(hook: Any) -> Any:
+        def run(*arguments: Any, **keywords: Any) -> Any:
+            with around():
+                return hook(*arguments, **keywords)
+
+        return run
+
+    with _replaced([*_of_parts(model)], inside):
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(registries: Sequence[dict[int, Any]], by: Callable[[Any], Any]) -> Iterator[None]:
     before = [(each, dict(each)) for each in registries if any(map(is_of_the_user, each.values()))]
     for registry, hooks in before:
-        registry.update({key: _do_nothing for key, hook in hooks.items() if is_of_the_user(hook)})
+        registry.update({key: by(hook) for key, hook in hooks.items() if is_of_the_user(hook)})
     try:
         yield
     finally:
@@ -79,9 +101,14 @@ def run_without_hooks(model: nn.Module, tensors: Sequence[torch.Tensor] = ()) ->
         ) from error
 
 
-def warn_of_hooks(model: nn.Module) -> None:
-    """Say which hooks a plan does not count, see Note [Hooks run as often as in eager]."""
-    registries = (*_of_modules(model), *_of_tensors([*model.parameters()]))
+def hooks_of_modules(model: nn.Module) -> list[Any]:
+    """Return the user's hooks of a model's parts."""
+    return [hook for registry in _of_parts(model) for hook in _followed(registry)]
+
+
+def warn_of_hooks(model: nn.Module, *, are_counted: bool) -> None:
+    """Say which hooks a plan does not count, see Note [Hooks run as often as in eager]; are those of modules?"""
+    registries = [*_of_all_modules(), *_of_tensors([*model.parameters()]), *(() if are_counted else _of_parts(model))]
     names = [*dict.fromkeys(_words(each) for registry in registries for each in _followed(registry))]
     if names:
         others = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
@@ -89,7 +116,7 @@ def warn_of_hooks(model: nn.Module) -> None:
             f"{type(model).__name__} has hooks, which do not run while a step is planned "
             f"({', '.join(names[:_SHOWN])}{others}); memory that they allocate is not counted: if they make or keep "
             "tensors, give a budget that is smaller by as much",
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -98,7 +125,15 @@ def _do_nothing(*_arguments: Any, **_keywords: Any) -> None:
 
 
 def _of_modules(model: nn.Module) -> Iterator[dict[int, Any]]:
-    yield from (getattr(torch_module, name) for name in HOOKS_OF_ALL)
+    yield from _of_all_modules()
+    yield from _of_parts(model)
+
+
+def _of_all_modules() -> Iterator[dict[int, Any]]:
+    return (getattr(torch_module, name) for name in HOOKS_OF_ALL)
+
+
+def _of_parts(model: nn.Module) -> Iterator[dict[int, Any]]:
     yield from (module.__dict__[name] for module in model.modules() for name in _REGISTRIES)
 
 

@@ -9,7 +9,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from memfit import _torch
-from memfit.capture.record import ANNOTATION, Mark, draws
+from memfit.capture.record import ANNOTATION, Mark, is_drawing
 from memfit.ops.lean import is_backward
 from memfit.tensors import storage_key, tensors_in
 
@@ -69,17 +69,8 @@ def autograd_node(node: fx.Node) -> int | None:
 
 
 def is_random(node: fx.Node) -> bool:
-    """Whether a node draws from a generator; fused attention does if it drops something."""
-    return draws(node.target) and _drop_probability(node) != 0.0
-
-
-def _drop_probability(node: fx.Node) -> Any:
-    """Return what attention is told of dropout; None for all else, and where it is not a number."""
-    for place, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]  # it draws
-        if argument.name == "dropout_p":
-            given = node.args[place] if place < len(node.args) else node.kwargs.get("dropout_p", argument.default_value)
-            return given if isinstance(given, int | float) else None
-    return None
+    """Whether a node draws from a generator."""
+    return is_drawing(node.target, node.args, node.kwargs)
 
 
 def is_view(node: fx.Node) -> bool:

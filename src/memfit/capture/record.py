@@ -18,7 +18,7 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -47,7 +47,7 @@ from memfit.capture.eager_calls import (
 )
 from memfit.capture.questions import Answers
 from memfit.capture.uniform import UniformDraws
-from memfit.tensors import tensors_in
+from memfit.tensors import storage_key, tensors_in
 
 ANNOTATION = "memfit"
 _LARGEST_KNOWN_NUMEL = 2**20
@@ -217,15 +217,17 @@ class Recorder(TorchDispatchMode):
         self._known = KnownValues()
         self._checkpoints: list[FrameType] = []  # kept, so that no later frame has the place of an earlier one
 
-    def _caller(self) -> tuple[str, int | None]:
-        """The line of the model's code that is running, and the checkpoint it runs in."""
+    def _caller(self) -> tuple[str, int | None, bool]:
+        """The line of the model's code that is running, the checkpoint it runs in, and whether one draws anew."""
         frames = model_frames()
         for frame in frames:
             self._ran(frame)
-        outermost = next((frame for frame in reversed(frames) if frame.f_code is _CHECKPOINT_CODE), None)
+        checkpoints = [frame for frame in frames if frame.f_code is _CHECKPOINT_CODE]
+        outermost = checkpoints[-1] if checkpoints else None
         if outermost is not None and outermost not in self._checkpoints:
             self._checkpoints.append(outermost)
-        return user_line(frames), None if outermost is None else self._checkpoints.index(outermost)
+        number = None if outermost is None else self._checkpoints.index(outermost)
+        return user_line(frames), number, any(not each.f_locals.get("preserve", True) for each in checkpoints)
 
     def known_value(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return what a tensor is that depends on nothing but constants, see Note [Known values]."""
@@ -233,7 +235,8 @@ class Recorder(TorchDispatchMode):
 
     def _refuse_buffers(self, written: list[Any]) -> None:
         """Refuse writes into buffers in a checkpoint, which the eager run does once more in its backward pass."""
-        if any(each is buffer for each in written for buffer in self._modules.root.buffers()):
+        buffers = {storage_key(each) for each in self._modules.root.buffers()}
+        if any(isinstance(each, torch.Tensor) and storage_key(each) in buffers for each in written):
             raise ValueError(
                 "a checkpoint writes into a buffer, which the eager run does once more in the backward pass (a "
                 "BatchNorm then counts every batch twice)"
@@ -253,10 +256,12 @@ class Recorder(TorchDispatchMode):
             refuse_other_formulas(func, args)
         if self._runs and is_check(func):
             refuse_check(self._known.answer(args[0]))
-        source, checkpoint = self._caller()
+        source, checkpoint, draws_anew = self._caller()
         statistics = statistics_written(func, args) if self._runs else []
         if checkpoint is not None and self._runs and (func._schema.is_mutable or statistics):
             self._refuse_buffers([*_written(func, args), *statistics])
+        if draws_anew and self._runs and is_drawing(func, args, kwargs):
+            raise ValueError("a checkpoint with preserve_rng_state=False draws other numbers in its backward pass")
         mark = Mark(self._modules.innermost, source, _overwrites_first(func), checkpoint)
         with _torch.annotation({ANNOTATION: mark}):
             result = (with_statistics_apart if statistics else _call)(func, args, kwargs)
@@ -318,6 +323,20 @@ def _written(operator: Any, args: Any) -> list[Any]:
 def draws(operator: Any) -> bool:
     """Whether an operator draws from a generator."""
     return torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
+
+
+def is_drawing(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a call draws; fused attention does if it drops something."""
+    return draws(operator) and _drop_probability(operator, args, kwargs) != 0.0
+
+
+def _drop_probability(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Return what attention is told of dropout; None for all else, and where it is not a number."""
+    for place, argument in enumerate(operator._schema.arguments):
+        if argument.name == "dropout_p":
+            given = args[place] if place < len(args) else kwargs.get("dropout_p", argument.default_value)
+            return given if isinstance(given, int | float) else None
+    return None
 
 
 def _real(leaf: Any, values: Iterator[torch.Tensor | None]) -> Any:

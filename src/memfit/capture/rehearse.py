@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from memfit.accelerator import accelerators_of, generator_states, generators_kept
-from memfit.capture.autocast import autocast, autocast_state
+from memfit.capture.autocast import autocast, autocast_state, drop_casts
 from memfit.capture.hooks import run_without_hooks
 from memfit.capture.outputs import differentiated, take_apart, without_gradient
 from memfit.capture.sample import Sample, with_others
@@ -111,6 +111,7 @@ def differentiate(
     before_backward: Callable[[], None] | None = None,
 ) -> list[torch.Tensor]:
     """The backward pass from what a forward returned, the one item of a list, which is emptied: nobody holds it."""
+    drop_casts()
     tensors, _ = take_apart(outputs.pop())
     starts = [tensors[index] for index in differentiated(tensors, backward_from)]
     del tensors

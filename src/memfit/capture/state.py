@@ -14,7 +14,7 @@ import gc
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -65,6 +65,18 @@ def draws_put_back(model: nn.Module, sample: Sample) -> Iterator[Callable[[], No
         for put_back in found:
             if put_back is not None:
                 put_back()
+
+
+@contextlib.contextmanager
+def python_put_back(model: nn.Module, sample: Sample, code: Sequence[Any]) -> Iterator[None]:
+    """Put back all but tensors that a model and `code` reach, for a run in which these have no memory."""
+    with collected_later():
+        found = [*_putting_back(Reachable([*_roots(model, sample), *(("a hook", each) for each in code)]))]
+    try:
+        yield
+    finally:
+        for put_back in found:
+            put_back()
 
 
 class State:

@@ -155,7 +155,7 @@ class Expander:
                 made_bytes = problem.size_of(way.makes)
                 high_bytes = live_bytes + made_bytes - (problem.size_of(in_place) if in_place else 0)
                 if not in_forward and way is not own:
-                    high_bytes += way.other_bytes
+                    high_bytes += way.other_bytes + way.state_bytes  # also that in which the generator is left
                     drawn_again[way.operation] = way.state_bytes
                 if level_bytes + high_bytes + way.workspace_bytes > peak:
                     peak, high = level_bytes + high_bytes + way.workspace_bytes, way.operation

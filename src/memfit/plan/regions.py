@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from memfit.ir import Compute, Free, Graph, Instruction, Kind, Phase, Program
 from memfit.plan.linear import LinearProgram
+from memfit.plan.replays import kept_states_bytes, replay_bytes
 
 _MIB = 2**20
 _MOST_TRIES = 4  # of a solver that is right up to a tolerance
@@ -77,21 +78,23 @@ def footprint(
     The two may be written for different graphs of one region, whose storages have the same numbers.
     """
     walker = _Walker(graph, workspace_bytes, granularity_bytes)
+    states_bytes = kept_states_bytes(graph, program)
     forward_bytes, end_bytes = walker.walk(program.forward)
     seen = baseline_graph or graph
     no_workspaces = [0] * (len(seen.operations) + len(seen.alternatives))
     _, baseline_end_bytes = _Walker(seen, no_workspaces, granularity_bytes).walk(baseline.forward)
+    baseline_end_bytes += kept_states_bytes(seen, baseline)
     shared = shared_storages(graph)
     reads = _reads(graph, program.backward) & shared
     baseline_reads = _reads(seen, baseline.backward) & shared
     newly_kept = reads - baseline_reads - around.there
     no_longer_kept = baseline_reads - reads - around.left
-    kept_bytes = end_bytes - baseline_end_bytes + walker.size_of(newly_kept)
+    kept_bytes = states_bytes + end_bytes - baseline_end_bytes + walker.size_of(newly_kept)
     held_outside = around.left.intersection(graph.tangents)
     backward = [each for each in program.backward if not (isinstance(each, Free) and each.storage in held_outside)]
-    backward_bytes, _ = walker.walk(_with_frees(graph, backward, reads - around.left))
+    backward_bytes, _ = walker.walk(_with_frees(graph, backward, reads - around.left), Phase.BACKWARD)
     return Footprint(
-        forward_bytes=forward_bytes,
+        forward_bytes=states_bytes + forward_bytes,
         kept_bytes=kept_bytes,
         backward_bytes=kept_bytes - walker.size_of(no_longer_kept) + backward_bytes,
     )
@@ -186,7 +189,7 @@ class _Walker:
     def size_of(self, storages: Iterable[int]) -> int:
         return sum(self._sizes[each] for each in storages)
 
-    def walk(self, instructions: Sequence[Instruction]) -> tuple[int, int]:
+    def walk(self, instructions: Sequence[Instruction], phase: Phase = Phase.FORWARD) -> tuple[int, int]:
         """The most that was live, and what is at the end."""
         now_bytes = peak_bytes = 0
         for instruction in instructions:
@@ -197,7 +200,8 @@ class _Walker:
             if instruction.in_place and operation.may_overwrite is not None:
                 now_bytes -= self._sizes[operation.may_overwrite]
             now_bytes += self.size_of(operation.outputs)
-            peak_bytes = max(peak_bytes, now_bytes + self._workspace_bytes[instruction.operation])
+            workspace_bytes = self._workspace_bytes[instruction.operation] + replay_bytes(operation, phase)
+            peak_bytes = max(peak_bytes, now_bytes + workspace_bytes)
         return peak_bytes, now_bytes
 
 

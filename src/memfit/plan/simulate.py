@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from memfit.ir import (
-    GENERATOR_STATE_BYTES,
     Compute,
     Graph,
     Instruction,
@@ -26,6 +25,7 @@ from memfit.ir import (
     Phase,
     Program,
 )
+from memfit.plan.replays import kept_states_bytes, replay_bytes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +79,7 @@ def simulate(
     memory.add(Kind.BATCH, 0 if loss is None else loss.batch_bytes)
     memory.add(Kind.WORKSPACE, library_bytes)
     resident_bytes = memory.total_bytes()
-    memory.keep_generator_states(program)
+    memory.add(Kind.ACTIVATION, kept_states_bytes(graph, program))
     workspaces = workspace_bytes or [0] * (len(graph.operations) + len(graph.alternatives))
     moments = _walk(memory, Phase.FORWARD, program.forward, workspaces)
     if loss is not None:
@@ -112,12 +112,6 @@ class _Memory:
         self._by_kind[Kind.OPTIMIZER] = optimizer.state_bytes
         for storage in graph.resident:
             self.allocate(storage)
-
-    def keep_generator_states(self, program: Program) -> None:
-        """Of draws that are made again; counted over the whole step."""
-        runs = Counter(each.operation for each in (*program.forward, *program.backward) if isinstance(each, Compute))
-        again = sum(1 for run, count in runs.items() if count > 1 and self.graph.operation(run).random)
-        self._by_kind[Kind.ACTIVATION] += again * GENERATOR_STATE_BYTES
 
     def add(self, kind: Kind, size_bytes: int) -> None:
         """Count what is no storage of the graph."""
@@ -155,7 +149,7 @@ def _walk(
             memory.free(operation.may_overwrite)
         for storage in operation.outputs:
             memory.allocate(storage)
-        workspace_bytes = workspaces[instruction.operation]
+        workspace_bytes = workspaces[instruction.operation] + replay_bytes(operation, phase)
         moments.append(memory.moment(operation.name, phase, operation.module, workspace_bytes))
     return moments
 

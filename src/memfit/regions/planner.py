@@ -139,8 +139,8 @@ class RegionPlanner:
         eager, model_bytes = self._eager, held_bytes([self._model])
         always = {
             "parameters and buffers": model_bytes,
-            "optimizer state": eager.optimizer.state_bytes - recipe.beside_bytes,
-            "what stays beside the step": recipe.beside_bytes,
+            "optimizer state": eager.optimizer.state_bytes - recipe.external_bytes,
+            "what stays beside the step": recipe.external_bytes,
             "batch": max(0, eager.resident_bytes - model_bytes),
         }
         return Shortage(
@@ -186,7 +186,7 @@ class RegionPlanner:
             unplanned_peak_bytes=self.unplanned_peak_bytes,
             persistent_bytes=self.persistent_bytes,
             optimizer_state_bytes=self._eager.optimizer.state_bytes,
-            external_bytes=recipe.beside_bytes,
+            external_bytes=recipe.external_bytes,
             floor_bytes=lowest_bytes,
             floor_operation="the smallest plan found for these regions",
             step_us=self._step_us,

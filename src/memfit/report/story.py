@@ -10,14 +10,14 @@ import bisect
 import dataclasses
 import itertools
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from memfit.errors import InvalidFile
-from memfit.ir import GENERATOR_STATE_BYTES, Graph, Kind, Program
+from memfit.ir import Graph, Kind, Program
 from memfit.plan.captured import CapturedStep
 from memfit.plan.lives import Course, Life, course_of
 from memfit.plan.plan import Plan
+from memfit.plan.replays import kept_states_bytes, replay_bytes
 from memfit.plan.simulate import Timeline, simulate
 from memfit.report.breakdown import printable
 from memfit.report.shades import SHADES, Shade, shade_of
@@ -171,14 +171,13 @@ class _Teller:
     def track(self, graph: Graph, program: Program, workspace_bytes: Sequence[int]) -> Track:
         timeline, course = self._walked(graph, program, workspace_bytes)
         numbers = [self._number(graph, storage) for storage in range(len(graph.storages))]
-        generator_bytes = GENERATOR_STATE_BYTES * _draws_again(graph, course)
         return Track(
             moments=tuple(_moments(graph, course, workspace_bytes, self._step, self._times)),
             places=(),
             lives=tuple(dataclasses.replace(life, storage=numbers[life.storage]) for life in course.lives),
             base_bytes={
                 Shade.OPTIMIZER: self._step.optimizer.state_bytes,
-                Shade.ACTIVATION: generator_bytes,
+                Shade.ACTIVATION: kept_states_bytes(graph, program),
                 Shade.BATCH: 0 if self._step.loss is None else self._step.loss.batch_bytes,
             },
             peak_position=timeline.peak_position,
@@ -215,12 +214,6 @@ class _Teller:
         return self._numbers.setdefault(value, len(self._numbers))
 
 
-def _draws_again(graph: Graph, course: Course) -> int:
-    """How many random operations run more than once: the generator's state is kept for each."""
-    runs = Counter(run.operation for run in course.runs if run.operation is not None)
-    return sum(1 for run, count in runs.items() if count > 1 and graph.operation(run).random)
-
-
 def _moments(
     graph: Graph, course: Course, workspace_bytes: Sequence[int], step: CapturedStep, times: _Times
 ) -> Iterator[Moment]:
@@ -249,7 +242,7 @@ def _moments(
             phase=run.phase,
             technique=printable(operation.technique),
             is_again=run.is_again,
-            workspace_bytes=workspace_bytes[run.operation] + beside_bytes,
+            workspace_bytes=workspace_bytes[run.operation] + replay_bytes(operation, run.phase) + beside_bytes,
             time_us=times.of(operation.name, in_place=run.in_place),
         )
 
