@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from memfit.capture.borders import all_uses, are_added_otherwise, edges_of, places_of_inner, uses_inside, uses_of
+from memfit.capture.borders import (
+    all_uses,
+    are_added_otherwise,
+    edges_of,
+    places_of_inner,
+    reaches_otherwise,
+    uses_inside,
+    uses_of,
+)
 
 
 def part(given: torch.Tensor) -> torch.Tensor:
@@ -46,3 +54,29 @@ def test_outputs_that_others_are_computed_from_are_inner() -> None:
     feature = torch.ones(3, requires_grad=True) * 2
     assert places_of_inner([feature.sin(), torch.ones(3), feature]) == [2]
     assert places_of_inner([feature.sin(), feature.cos()]) == []
+
+
+def test_the_edge_of_a_leaf_is_found_without_gradients_too() -> None:
+    leaf = torch.ones(3, requires_grad=True)
+    with torch.no_grad():
+        found = edges_of([leaf])
+    assert found == edges_of([leaf])
+
+
+def test_gradients_of_some_outputs_may_reach_other_results_of_a_function() -> None:
+    class TwoResults(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, given):
+            return given * 2, given * 3
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            raise AssertionError
+
+    leaf = torch.ones(3, requires_grad=True)
+    one, other = TwoResults.apply(leaf)
+    node = one.grad_fn
+    assert not reaches_otherwise(node, [one, one.sin(), leaf * 2])
+    assert not reaches_otherwise(node, [one + other, (one * other).cos()])
+    assert reaches_otherwise(node, [one, other])
+    assert reaches_otherwise(node, [one + other, other.exp()])

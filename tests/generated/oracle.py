@@ -58,7 +58,7 @@ class Outcome:
     seed: int
     kind: str = EQUAL
     reason: str = ""
-    captured: str = ""  # "whole" or "regions"
+    captured: str = ""  # "whole", "regions" or "left as it is"
     budget_bytes: int | None = None
     predicted_bytes: int | None = None
     peak_bytes: int | None = None
@@ -177,6 +177,7 @@ def _fit(spec: Spec, model: nn.Module, outcome: Outcome) -> None:
         except memfit.InfeasibleBudget as error:
             if not error.smallest_bytes:
                 raise
+            outcome.budget_bytes = error.smallest_bytes
             _fitted(spec, model, error.smallest_bytes)  # which the sentence promises to be enough
     except Exception as error:
         raise _ended(error) from error
@@ -184,7 +185,9 @@ def _fit(spec: Spec, model: nn.Module, outcome: Outcome) -> None:
     if not torch.equal(before, torch.get_rng_state()):
         raise _Ended(DIFFERENT, "the generator after the fit")
     plan = memfit.plan_of(model)
-    if plan is not None:
+    if plan is None:
+        outcome.captured = "left as it is"
+    else:
         outcome.captured = "regions" if plan.regions else "whole"
         outcome.budget_bytes, outcome.predicted_bytes = plan.budget_bytes, plan.peak_bytes
 

@@ -22,7 +22,8 @@ Uses = dict[Edge, list[float]]  # by edge: when its uses were recorded, in ascen
 
 def edges_of(tensors: Iterable[torch.Tensor]) -> list[Edge]:
     """Return where the gradients of tensors go."""
-    found = [get_gradient_edge(each) for each in tensors if each.requires_grad]
+    with torch.enable_grad():  # without, torch does not find the edge of a leaf
+        found = [get_gradient_edge(each) for each in tensors if each.requires_grad]
     return [(each.node, each.output_nr) for each in found]
 
 
@@ -48,6 +49,15 @@ def places_of_inner(outputs: Sequence[torch.Tensor]) -> list[int]:
     uses = _uses(edges, set())
     inner = [(place, edge) for place, edge in zip(places, edges, strict=True) if edge in uses]
     return [place for place, (node, _) in sorted(inner, key=lambda each: _torch.sequence_number(each[1][0]))]
+
+
+def reaches_otherwise(node: Any, outputs: Iterable[torch.Tensor]) -> bool:
+    """Return whether gradients of some outputs reach other results of a function than those of others do."""
+    reached = set()
+    for edge in edges_of(outputs):
+        behind = {edge, *_uses([edge], {node})}
+        reached.add(frozenset(number for each, number in behind if each is node))
+    return len(reached - {frozenset()}) > 1
 
 
 def uses_of(outputs: Sequence[torch.Tensor], given: Sequence[Any]) -> Iterator[tuple[int, ...]]:

@@ -34,7 +34,7 @@ from memfit import _torch
 from memfit._memory_events import set_change
 from memfit.accelerator import kinds
 from memfit.capture.sample import Sample
-from memfit.errors import CaptureError, ExecutionError, first_line
+from memfit.errors import ExecutionError, first_line
 from memfit.tensors import storage_key
 from memfit.units import format_bytes
 
@@ -192,9 +192,6 @@ def _chunk_sizes(shape: torch.Size, item_bytes: int) -> Iterator[int]:
             yield min(rows, shape[0] - start) * row_count
 
 
-_BESIDE_TRANSFORMS = "yet support saved tensor hooks"  # how torch.func says that it cannot run under them
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Argument:
     """A tensor that a call was given, as `SavedTensors` keep it."""
@@ -322,18 +319,14 @@ class SavedTensors:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Keep what autograd saves meanwhile."""
+        """Keep what autograd saves meanwhile; what transforms of `torch.func` save stays in memory."""
         _ACTIVE.append(self)
         try:
-            with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
+            with (
+                torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack),
+                _torch.hooks_aside_in_transforms(),
+            ):
                 yield
-        except RuntimeError as error:
-            if _BESIDE_TRANSFORMS not in str(error):
-                raise
-            raise CaptureError(
-                "a transform of torch.func runs in its step (grad, vjp, jacrev, hessian), beside which no saved tensor "
-                "can be kept in a file; so the step is not measured"
-            ) from error
         finally:
             _ACTIVE.remove(self)
 

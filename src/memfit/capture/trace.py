@@ -21,7 +21,7 @@ from memfit.alone import alone, others_run
 from memfit.capture.arguments import GivenArguments, Results
 from memfit.capture.asked import Originals
 from memfit.capture.autocast import autocast, autocast_state, casts_noted
-from memfit.capture.borders import places_of_inner, uses_of
+from memfit.capture.borders import places_of_inner, reaches_otherwise, uses_of
 from memfit.capture.diagnose import explain
 from memfit.capture.effects import Effect, Left
 from memfit.capture.gradient_layouts import Starts, starting_in, take_out_copies
@@ -68,6 +68,7 @@ class Joint:
     uses: tuple[tuple[int, ...], ...] = ()  # by place of what calls are given: when it was used, in ascending numbers
     inner: tuple[int, ...] = ()  # outputs that others are computed from
     late: LateReads = dataclasses.field(default_factory=LateReads)  # what runs in the backward pass reads
+    tells_none_apart: bool = False  # a function is told which of its results get no gradient, and that varies
     arrivals: tuple[int, ...] = ()  # states and arguments, by place, in the order in which they get their gradients
     name: str = "the model"  # of its class
     seconds: float = 0.0  # that tracing took
@@ -210,6 +211,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         numbers=subject.numbers,
         starts=subject.starts,
         late=subject.late,
+        tells_none_apart=subject.tells_none_apart,
         inner=subject.inner,
         uses=subject.uses,
         arrivals=tuple(subject.arrivals),
@@ -264,6 +266,7 @@ class _Subject(nn.Module):
         self._originals = Originals(model, self.reads.note, self.reads.note_absent)
         self.arrivals: list[int] = []
         self.late = LateReads()
+        self.tells_none_apart = False
         self.inner: tuple[int, ...] = ()
         self.uses: tuple[tuple[int, ...], ...] = ()
         self.first_names = first_names(model)
@@ -336,6 +339,8 @@ class _Subject(nn.Module):
         tensors += left_tensors
         if not self.differentiated:
             raise without_gradient(type(self.model).__name__)
+        starts = [tensors[place] for place in self.differentiated]
+        self.tells_none_apart = any(reaches_otherwise(each, starts) for each in refused.asking_for_none)
         self.inner = tuple(places_of_inner(tensors))
         self.uses = tuple(uses_of(tensors, given))
         self.numbers.follow()  # functions of the backward pass may read them, too
