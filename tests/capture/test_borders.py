@@ -56,11 +56,12 @@ def test_outputs_that_others_are_computed_from_are_inner() -> None:
     assert places_of_inner([feature.sin(), feature.cos()]) == []
 
 
-def test_the_edge_of_a_leaf_is_found_without_gradients_too() -> None:
-    leaf = torch.ones(3, requires_grad=True)
+def test_a_view_that_was_taken_without_gradients_has_no_edge() -> None:
+    given = torch.ones(3, requires_grad=True) * 2
     with torch.no_grad():
-        found = edges_of([leaf])
-    assert found == edges_of([leaf])
+        view = given[:2]
+    assert view.requires_grad
+    assert edges_of([view, given]) == edges_of([given])
 
 
 def test_gradients_of_some_outputs_may_reach_other_results_of_a_function() -> None:

@@ -115,12 +115,22 @@ def _compare(spec: Spec, outcome: Outcome, said: list[Any]) -> None:
     planned = _seeded(spec)
     with compiled_everywhere(spec.fit.kernels):
         _fit(spec, planned, outcome)
+        _check_no_failure(planned, said)
         found = _trained(spec, planned, outcome)
     rounded = any(each in str(message.message) for message in said for each in _ROUNDED)
     _check_equal(spec, expected, found, outcome, rounded=rounded)
     if not any(_NOT_COUNTED in str(message.message) for message in said):
         _check_peak(spec, outcome)
     _check_estimate(spec, eager, outcome)
+
+
+def _check_no_failure(model: nn.Module, said: list[Any]) -> None:
+    """What fails inside memfit is a crash, also where only a part is left eager for it."""
+    plan = memfit.plan_of(model)
+    reasons = [*(str(each.message) for each in said), *({} if plan is None else plan.left_eager).values()]
+    failed = next((each for each in reasons if "failed inside memfit" in each), None)
+    if failed is not None:
+        raise _Ended(CRASH, failed[failed.index("failed inside memfit") :][:600])
 
 
 def _without_eager(spec: Spec, failed: Exception) -> _Ended:

@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from patterns.models import Conv, Net, Normed, Words, loss_of_words, words
 from patterns.pattern import (
+    LEFT,
     STEPS,
     Pattern,
     State,
@@ -146,7 +147,7 @@ PATTERNS = [
     Pattern(name="an embedding with padding", make=lambda: Words(padding=0), batch=words, step=step_of(of_words)),
     Pattern(
         name="an embedding with sparse gradients",
-        outcome="makes a sparse tensor",
+        outcome=LEFT + "makes a sparse tensor",
         make=lambda: Words(sparse=True),
         batch=words,
         step=step_of(of_words),
@@ -163,7 +164,7 @@ PATTERNS = [
         make=TakesRecords,
         fit=fit_record,
         step=record_step,
-        outcome="an object whose tensors cannot be found",
+        outcome=LEFT + "an object whose tensors cannot be found",
     ),
     Pattern(name="an empty last batch", make=Net, batch=empty_last, step=step_of(summed)),
 ]

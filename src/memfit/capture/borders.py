@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from memfit import _torch
 
@@ -22,9 +22,16 @@ Uses = dict[Edge, list[float]]  # by edge: when its uses were recorded, in ascen
 
 def edges_of(tensors: Iterable[torch.Tensor]) -> list[Edge]:
     """Return where the gradients of tensors go."""
-    with torch.enable_grad():  # without, torch does not find the edge of a leaf
-        found = [get_gradient_edge(each) for each in tensors if each.requires_grad]
-    return [(each.node, each.output_nr) for each in found]
+    found = [_edge_of(each) for each in tensors if each.requires_grad]
+    return [(each.node, each.output_nr) for each in found if each is not None]
+
+
+def _edge_of(tensor: torch.Tensor) -> GradientEdge | None:
+    """Return where a tensor's gradient goes: nowhere for a view that was taken without gradients, of what wants one."""
+    try:
+        return get_gradient_edge(tensor)
+    except AssertionError:
+        return None
 
 
 def uses_inside(outputs: Sequence[Edge], given: Sequence[Edge]) -> Uses:

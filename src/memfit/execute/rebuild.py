@@ -75,7 +75,8 @@ class ProgramBuilder:
         self.graph = fx.Graph()
         self.saved: dict[fx.Node, None] = {}
         self._ir = graph
-        self._lasting = {*graph.resident, *graph.tangents, *graph.held, *graph.written_back}
+        self._lasting = {*graph.resident, *graph.tangents, *graph.held}
+        self._written_back = {*graph.written_back}  # copied when the forward pass ends
         self._values = Values(joint, graph)
         self._phase = Phase.FORWARD
         self._given = {node: self.graph.node_copy(node) for node in joint.nodes if is_given(node)}
@@ -139,6 +140,7 @@ class ProgramBuilder:
         if (
             storage is None
             or storage in self._lasting
+            or (self._phase is Phase.FORWARD and storage in self._written_back)
             or self._values.storage(source) != storage
             or in_place_form(node.target) is None
         ):
