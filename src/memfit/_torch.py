@@ -10,8 +10,6 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
     `aot_config.enable_log`, `aot_graphs_log` and `aot_joint_log`.
     Turns a joint graph and a partition function into a callable with autograd; behind what flattens the arguments is
     the one that takes them in a list.
-`keywords_of` rests on `in_spec`
-    How positional and keyword arguments were flattened.
 `result_places` rests on `fw_metadata.num_mutated_inp_runtime_indices`, `num_outputs`
     A forward graph returns changed inputs first, then the results, then what the backward graph needs.
 `split_joint` rests on `_extract_fwd_bwd_modules`
@@ -174,7 +172,6 @@ __all__ = [
     "is_plain",
     "is_transformed",
     "keeps_graph",
-    "keywords_of",
     "layout_check",
     "no_modes",
     "node_number",
@@ -240,13 +237,13 @@ def hooks_aside_in_transforms() -> Iterator[None]:
     disabled = torch.autograd.graph.disable_saved_tensors_hooks
 
     @contextlib.contextmanager
-    def without_own(message: str) -> Iterator[None]:
+    def without_own(error_message: str) -> Iterator[None]:
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
         own = hooks if hooks is not None and _is_own(hooks) else None
         if own is not None:
             torch._C._autograd._pop_saved_tensors_default_hooks()
         try:
-            with disabled(message):
+            with disabled(error_message):
                 yield
         finally:
             if own is not None:
@@ -456,12 +453,6 @@ def forget_real_tensors(joint: JointWithDescriptors) -> None:
         converter.storage_memo.clear()
         converter.describer.lookup_tensor.clear()
         converter.describer.lookup_storage.clear()
-
-
-def keywords_of(joint: JointWithDescriptors) -> list[str]:
-    """The names of a call's keyword arguments, in the order in which its graph takes them."""
-    names: list[str] = joint.in_spec.child(1).context
-    return names
 
 
 def result_places(joint: JointWithDescriptors) -> range:

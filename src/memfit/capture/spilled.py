@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit._memory_events import set_change
@@ -36,6 +35,7 @@ from memfit.accelerator import kinds
 from memfit.capture.sample import Sample
 from memfit.errors import ExecutionError, first_line
 from memfit.tensors import storage_key
+from memfit.trees import flatten, unflatten
 from memfit.units import format_bytes
 
 SMALLEST_BYTES = 2**14  # of what is worth a place in the file
@@ -333,7 +333,7 @@ class SavedTensors:
     def keep_sample(self, sample: Sample) -> Callable[[], Sample]:
         """Remember what a call was given and return what gives it back: strides, and what is given twice as one."""
         # Leaf by leaf: some containers (packed sequences) hold nothing but tensors.
-        leaves, spec = pytree.tree_flatten((sample.args, dict(sample.kwargs)))
+        leaves, spec = flatten((sample.args, dict(sample.kwargs)))
         packed: dict[int, _Argument] = {}
         for each in leaves:
             if isinstance(each, torch.Tensor) and id(each) not in packed:
@@ -342,7 +342,7 @@ class SavedTensors:
 
         def read() -> Sample:
             read_back = {id(each): self._read_back(each) for each in packed.values()}
-            return Sample(*pytree.tree_unflatten([read_back.get(id(each), each) for each in kept], spec))
+            return Sample(*unflatten([read_back.get(id(each), each) for each in kept], spec))
 
         return read
 

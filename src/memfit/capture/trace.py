@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit._memory_events import MemoryRecorder
 from memfit.alone import alone, others_run
-from memfit.capture.arguments import GivenArguments, Results
+from memfit.capture.arguments import GivenArguments, Results, containers_in
 from memfit.capture.asked import Originals
 from memfit.capture.autocast import autocast, autocast_state, casts_noted
 from memfit.capture.borders import places_of_inner, reaches_otherwise, uses_of
@@ -44,6 +43,7 @@ from memfit.collecting import collected_later
 from memfit.errors import CaptureError, InvalidInput, MemfitError, first_line
 from memfit.ops.number import NotFollowed
 from memfit.tensors import tensors_in
+from memfit.trees import is_record, map_tensors
 
 ROOT = "model"  # the name under which _Subject holds the captured module
 
@@ -54,6 +54,7 @@ class Joint:
 
     export: _torch.JointWithDescriptors
     input_names: list[str]  # of the sample's leaves
+    keywords: tuple[str, ...]  # of the call, in the order in which its graph takes them
     template: OutputTemplate
     differentiated: tuple[int, ...]  # outputs the backward pass starts from
     undifferentiated: tuple[int, ...]  # outputs that require a gradient but are not among them
@@ -177,7 +178,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
             # See Note [Backward outside autocast] in `autocast.py`.
             with autocast(subject.autocast, enabled=False), real_layouts(), _torch.scripts_inlined():
                 with subject.numbers.giving():
-                    export = _torch.export_joint(attempt, subject, sample.args, dict(sample.kwargs))
+                    export = _torch.export_joint(attempt, subject, tuple(sample.leaves()), {})
                 subject.numbers.restore()
                 guards = subject.guards()
                 subject.numbers.mark(export.graph_module.graph)
@@ -200,6 +201,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
     return Joint(
         export=export,
         input_names=sample.leaf_names(),
+        keywords=tuple(sample.kwargs),
         template=subject.template,
         differentiated=subject.differentiated,
         undifferentiated=subject.undifferentiated,
@@ -258,6 +260,9 @@ class _Subject(nn.Module):
         self.undifferentiated: tuple[int, ...] = ()
         self.numbers = Numbers()
         self.reads = Reads(model, self.numbers)
+        for each in containers_in(sample.args, dict(sample.kwargs)):
+            if is_record(each):
+                self.reads.note_class(type(each))
         self._generator = torch.get_rng_state()
         self._contents: list[tuple[str, tuple[Any, ...]]] = []  # after the forward
         self.effects: tuple[Effect, ...] = ()
@@ -273,13 +278,13 @@ class _Subject(nn.Module):
         self._traces = 0
         self.training = model.training
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    def forward(self, *leaves: Any) -> tuple[torch.Tensor, ...]:
         self._clear_caches()
         self.numbers.restore()
         self._snapshot.restore_attributes()  # the forward is traced more than once
         self.reads.restore()
         states = states_of_calls(self.model)
-        arguments = GivenArguments(self._sample, args, kwargs, states, self._own_states)
+        arguments = GivenArguments(self._sample, leaves, states, self._own_states)
         self._note_arrivals([*states, *arguments.leaves])
         noted: list[bool] = []  # autocast blocks of the model's own
         casts = functools.partial(any, (self.autocast, noted))
@@ -321,7 +326,7 @@ class _Subject(nn.Module):
         parts = self._parts([output, *(each.value for each in left)], given, arguments)
         self.template = parts.output(output)
         tensors = [*parts.tensors]
-        if self._channels_last and not any(map(lies_channels_last, pytree.tree_leaves((args, kwargs)))):
+        if self._channels_last and not any(map(lies_channels_last, leaves)):
             tensors = [each.contiguous() if lies_channels_last(each) else each for each in tensors]
         self.differentiated = differentiated(tensors, self._backward_from)
         if self._outputs == "loss":
@@ -473,9 +478,7 @@ def _as_fake_as(model: nn.Module, sample: Sample) -> Sample:
     mode = _torch.detect_fake_mode(list(model.parameters()))
     if mode is None:
         return sample
-    args, kwargs = pytree.tree_map_only(
-        torch.Tensor, lambda tensor: _fake(mode, tensor), (sample.args, dict(sample.kwargs))
-    )
+    args, kwargs = map_tensors(lambda tensor: _fake(mode, tensor), (sample.args, dict(sample.kwargs)))
     return Sample(args, kwargs)
 
 
