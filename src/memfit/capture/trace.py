@@ -194,6 +194,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         raise explain(error, model_name=name, module=subject.module_stack.innermost) from error
     assert subject.template is not None
     _check_dense(type(subject.model).__name__, export.graph_module.graph)
+    _check_no_generators(type(subject.model).__name__, export.graph_module.graph)
     _restore_shared_results(export.graph_module.graph)
     add_up_as_eager(export.graph_module.graph)
     if subject.copied:
@@ -428,13 +429,31 @@ def _check_dense(name: str, graph: fx.Graph) -> None:
     """Refuse tensors without plain memory, whose sizes depend on values."""
     for node in graph.nodes:
         if any(each.layout is not torch.strided and not each.is_mkldnn for each in tensors_in(node.meta.get("val"))):
-            mark = (node.meta.get("custom") or {}).get(ANNOTATION)
-            where = f" in module {mark.module!r} at {mark.source}" if mark is not None else ""
+            module, where = _place_of(node)
             raise CaptureError(
                 f"{name} could not be captured: {node.target}{where} makes a sparse tensor, whose size depends on "
                 "values; use dense ones (nn.Embedding(..., sparse=False))",
-                module="" if mark is None else mark.module,
+                module=module,
             )
+
+
+def _check_no_generators(name: str, graph: fx.Graph) -> None:
+    """Refuse draws from a generator that the forward makes: the trace holds the one of its own run."""
+    for node in graph.nodes:
+        drawn = isinstance(node.target, torch._ops.OpOverload) and node.kwargs.get("generator")
+        if isinstance(drawn, fx.Node):
+            module, where = _place_of(node)
+            raise CaptureError(
+                f"{name} could not be captured: {node.target}{where} draws from a generator of its own, which a "
+                "captured call does not; draw from torch's own generator",
+                module=module,
+            )
+
+
+def _place_of(node: fx.Node) -> tuple[str, str]:
+    """Return the module of a node, and words that say where it is."""
+    mark = (node.meta.get("custom") or {}).get(ANNOTATION)
+    return ("", "") if mark is None else (mark.module, f" in module {mark.module!r} at {mark.source}")
 
 
 def _restore_shared_results(graph: fx.Graph) -> None:
