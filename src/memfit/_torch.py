@@ -10,8 +10,6 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
     `aot_config.enable_log`, `aot_graphs_log` and `aot_joint_log`.
     Turns a joint graph and a partition function into a callable with autograd; behind what flattens the arguments is
     the one that takes them in a list.
-`keywords_of` rests on `in_spec`
-    How positional and keyword arguments were flattened.
 `result_places` rests on `fw_metadata.num_mutated_inp_runtime_indices`, `num_outputs`
     A forward graph returns changed inputs first, then the results, then what the backward graph needs.
 `split_joint` rests on `_extract_fwd_bwd_modules`
@@ -69,6 +67,8 @@ Those of the allocator's events and of what Inductor compiles are in `_memory_ev
     Which kernels attention may choose from, and in which order.
 `saved_tensors_hooks` rests on `torch._C._autograd._top_saved_tensors_default_hooks`
     Whether somebody packs what autograd saves.
+`hooks_aside_in_transforms` rests on that, on the push and pop beside it, and on `disable_saved_tensors_hooks`
+    Transforms of `torch.func` (grad, vjp, jacrev, hessian) call the last one, which fails while there are hooks.
 `function_modes` rests on `torch._C._len_torch_function_stack` and `_get_function_stack_at`
     The modes that see calls of torch's functions, but for the one that holds the default device.
 `compiled_node` and `explained_backward` rest on `_forward_cls` of the node behind a result
@@ -170,12 +170,12 @@ __all__ = [
     "function_modes",
     "functions_named",
     "graph_module",
+    "hooks_aside_in_transforms",
     "hooks_registered",
     "is_batched",
     "is_plain",
     "is_transformed",
     "keeps_graph",
-    "keywords_of",
     "layout_check",
     "no_modes",
     "node_number",
@@ -228,7 +228,36 @@ def attention_settings() -> tuple[Any, ...]:
 def saved_tensors_hooks() -> bool:
     """Return whether hooks of others pack what autograd saves."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
-    return hooks is not None and not str(getattr(hooks[0], "__module__", "")).startswith("memfit.")
+    return hooks is not None and not _is_own(hooks)
+
+
+def _is_own(hooks: Any) -> bool:
+    return str(getattr(hooks[0], "__module__", "")).startswith("memfit.")
+
+
+@contextlib.contextmanager
+def hooks_aside_in_transforms() -> Iterator[None]:
+    """Let transforms of `torch.func` run without hooks of memfit's for saved tensors, beside which they cannot."""
+    disabled = torch.autograd.graph.disable_saved_tensors_hooks
+
+    @contextlib.contextmanager
+    def without_own(error_message: str) -> Iterator[None]:
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        own = hooks if hooks is not None and _is_own(hooks) else None
+        if own is not None:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+        try:
+            with disabled(error_message):
+                yield
+        finally:
+            if own is not None:
+                torch._C._autograd._push_saved_tensors_default_hooks(*own)
+
+    torch.autograd.graph.disable_saved_tensors_hooks = without_own
+    try:
+        yield
+    finally:
+        torch.autograd.graph.disable_saved_tensors_hooks = disabled
 
 
 def function_modes() -> list[Any]:
@@ -470,12 +499,6 @@ def forget_real_tensors(joint: JointWithDescriptors) -> None:
         converter.storage_memo.clear()
         converter.describer.lookup_tensor.clear()
         converter.describer.lookup_storage.clear()
-
-
-def keywords_of(joint: JointWithDescriptors) -> list[str]:
-    """The names of a call's keyword arguments, in the order in which its graph takes them."""
-    names: list[str] = joint.in_spec.child(1).context
-    return names
 
 
 def result_places(joint: JointWithDescriptors) -> range:

@@ -327,14 +327,31 @@ def _fit_or_leave(recipe: Recipe, model: nn.Module, example: Sample, progress: P
     try:
         return fit_by(recipe, model, example, progress)
     except CaptureError as error:
-        if error.unplanned_bytes is None:
-            raise
-        warnings.warn(
-            f"this model is left as it is, a step of which takes {format_bytes(error.unplanned_bytes)} of this sample "
-            f"and fits the budget; nothing of it can be planned: {error}",
-            stacklevel=4,
-        )
+        _leave(recipe, model, example, error)
         return remove(model)
+
+
+def _leave(recipe: Recipe, model: nn.Module, example: Sample, error: CaptureError) -> None:
+    """Warn that a model of which nothing can be planned is left as it is; refuse it where that is over the budget."""
+    step_bytes = error.unplanned_bytes
+    if step_bytes is None:
+        raise error
+    budget = _of_tensors(recipe, model, example).budget
+    if budget != "smallest" and step_bytes > (limit_bytes := budget_bytes(budget, step_bytes)):
+        if isinstance(error, InternalError):  # which no budget mends
+            raise error
+        raise InfeasibleBudget(
+            f"a step takes {format_bytes(step_bytes)} as it is, {format_bytes(limit_bytes)} were given, and nothing of "
+            f"the model can be planned to take less; give a bigger budget, or a smaller batch: {error}",
+            smallest_bytes=step_bytes,
+            floor_bytes=step_bytes,
+            operation="a step as it is",
+        ) from error
+    warnings.warn(
+        f"this model is left as it is, a step of which takes {format_bytes(step_bytes)} of this sample and fits the "
+        f"budget; nothing of it can be planned: {error}",
+        stacklevel=5,
+    )
 
 
 def fit_by(recipe: Recipe, model: nn.Module, example: Sample, progress: ProgressLike = None) -> nn.Module:
@@ -362,12 +379,15 @@ def _fit_regions(recipe: Recipe, model: nn.Module, example: Sample, error: Captu
 
 
 def _later_in_regions(recipe: Recipe, model: nn.Module, example: Sample, error: CaptureError) -> None:
-    """Go on in regions with a model that was captured whole before."""
-    warnings.warn(f"from now on this model runs region by region: {error}", stacklevel=2)
+    """Go on in regions with a model that was captured whole before, or leave such calls to its own forward."""
     try:
         _fit_regions(recipe, model, example, error)
     except InfeasibleBudget as reason:
         raise reason.after(str(error)) from reason
+    except CaptureError as reason:
+        _leave(recipe, model, example, reason)
+    else:
+        warnings.warn(f"from now on this model runs region by region: {error}", stacklevel=2)
 
 
 def _with_known_loss(recipe: Recipe) -> Recipe:

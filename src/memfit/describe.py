@@ -1,11 +1,9 @@
 """What a model and a call are and where they live, in words, hashes and facts."""
 
 import hashlib
-from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit.accelerator import GRANULARITY_BYTES, is_accelerator
@@ -65,15 +63,11 @@ def describe_states(model: nn.Module) -> list[str]:
 
 def describe_sample(sample: Sample) -> str:
     """The arguments of a call, in words."""
-    leaves = [each for each in _leaves(sample) if isinstance(each, torch.Tensor)]
+    leaves = [each for each in sample.leaves() if isinstance(each, torch.Tensor)]
     names = sample.leaf_names()
-    tensors = [name for name, leaf in zip(names, _leaves(sample), strict=True) if isinstance(leaf, torch.Tensor)]
+    tensors = [name for name, leaf in zip(names, sample.leaves(), strict=True) if isinstance(leaf, torch.Tensor)]
     named = zip(tensors, leaves, strict=True)
     return ", ".join(_described(leaf) if name.isdigit() else f"{name}: {_described(leaf)}" for name, leaf in named)
-
-
-def _leaves(sample: Sample) -> list[Any]:
-    return pytree.tree_leaves((sample.args, dict(sample.kwargs)))
 
 
 def _described(tensor: torch.Tensor) -> str:

@@ -74,7 +74,7 @@ class CaptureError(MemfitError):
 
     `module` is the path of the innermost module that was running, `source` the line
     (`file.py:12`) of the user's code that could not be followed. `unplanned_bytes` is the peak of a step as it is,
-    where that was measured and is within the budget.
+    where that was measured and nothing of the model can be planned.
     """
 
     def __init__(self, message: str, *, module: str = "", source: str = "", unplanned_bytes: int | None = None) -> None:

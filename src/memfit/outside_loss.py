@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit._memory_events import set_mark
@@ -43,6 +42,7 @@ from memfit.plan.identity import identity_program
 from memfit.plan.simulate import simulate
 from memfit.recipe import OutsideLoss
 from memfit.tensors import storage_bytes
+from memfit.trees import leaves_of
 
 log = logging.getLogger(__name__)
 
@@ -149,8 +149,8 @@ def _returned(
     stands_for: Callable[[Any], Any] = lambda given: given,
 ) -> Any:
     """Leave behind and return what a call of the model does, of some tensors."""
-    ordered = {name: kwargs[name] for name in _torch.keywords_of(joint.export)}
-    given = [*states_of(model), *pytree.tree_leaves((args, ordered))]
+    ordered = {name: kwargs[name] for name in joint.keywords}
+    given = [*states_of(model), *leaves_of((args, ordered))]
     return joint.results.of(tensors, [stands_for(each) for each in given], args, ordered)
 
 

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.func import functional_call
-from torch.utils import _pytree as pytree
 
 from memfit.accelerator import synchronize
 from memfit.capture.rehearse import differentiate, nothing_remains
@@ -26,6 +25,7 @@ from memfit.execute.handover import is_watched
 from memfit.execute.kinds import states_of
 from memfit.recipe import Recipe
 from memfit.tensors import states_by_name
+from memfit.trees import map_tensors
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def _sharing_memory(tensors: Any) -> Any:
     def other(tensor: torch.Tensor) -> torch.Tensor:
         return others.setdefault(id(tensor), tensor.detach().requires_grad_(tensor.requires_grad))
 
-    return pytree.tree_map_only(torch.Tensor, other, tensors)
+    return map_tensors(other, tensors)
 
 
 def _wait_for(model: nn.Module) -> None:
@@ -105,8 +105,7 @@ def _wait_for(model: nn.Module) -> None:
 
 def _own_copy(sample: Sample) -> Sample:
     """Without the graph that led to it, and in memory of its own: a forward may write into what it is given."""
-    copied: Any = pytree.tree_map_only(
-        torch.Tensor,
+    copied: Any = map_tensors(
         lambda tensor: tensor.detach().clone().requires_grad_(tensor.requires_grad),
         (sample.args, dict(sample.kwargs)),
     )

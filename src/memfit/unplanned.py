@@ -93,9 +93,10 @@ class UnplannedStep:
         """Return by how much the peak would be higher if the loop kept more, or if the first step were the only one."""
         if self.outside_a_loop is None or not self.loop.backward:
             return {}
+        kept: dict[str, dict[str, Any]] = {name: {name: "kept"} for name in ("gradients", "outputs")}
         others = {
-            f"{name} kept": dataclasses.replace(self.loop, **{name: "kept"})
-            for name in ("gradients", "outputs")
+            f"{name} kept": dataclasses.replace(self.loop, **change)
+            for name, change in kept.items()
             if getattr(self.loop, name) != "kept"
         }
         found = {

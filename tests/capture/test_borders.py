@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from memfit.capture.borders import all_uses, are_added_otherwise, edges_of, places_of_inner, uses_inside, uses_of
+from memfit.capture.borders import (
+    all_uses,
+    are_added_otherwise,
+    edges_of,
+    places_of_inner,
+    reaches_otherwise,
+    uses_inside,
+    uses_of,
+)
 
 
 def part(given: torch.Tensor) -> torch.Tensor:
@@ -46,3 +54,30 @@ def test_outputs_that_others_are_computed_from_are_inner() -> None:
     feature = torch.ones(3, requires_grad=True) * 2
     assert places_of_inner([feature.sin(), torch.ones(3), feature]) == [2]
     assert places_of_inner([feature.sin(), feature.cos()]) == []
+
+
+def test_a_view_that_was_taken_without_gradients_has_no_edge() -> None:
+    given = torch.ones(3, requires_grad=True) * 2
+    with torch.no_grad():
+        view = given[:2]
+    assert view.requires_grad
+    assert edges_of([view, given]) == edges_of([given])
+
+
+def test_gradients_of_some_outputs_may_reach_other_results_of_a_function() -> None:
+    class TwoResults(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, given):
+            return given * 2, given * 3
+
+        @staticmethod
+        def backward(ctx, *gradients):
+            raise AssertionError
+
+    leaf = torch.ones(3, requires_grad=True)
+    one, other = TwoResults.apply(leaf)
+    node = one.grad_fn
+    assert not reaches_otherwise(node, [one, one.sin(), leaf * 2])
+    assert not reaches_otherwise(node, [one + other, (one * other).cos()])
+    assert reaches_otherwise(node, [one, other])
+    assert reaches_otherwise(node, [one + other, other.exp()])

@@ -226,7 +226,7 @@ def test_a_global_that_the_forward_writes_is_refused() -> None:
             return super().forward(batch)
 
     with pytest.raises(memfit.CaptureError, match="writes a global"):
-        memfit.fit(Writing(16, 4), torch.randn(8, 16), 0.9, progress=False)
+        memfit.fit(Writing(16, 4), torch.randn(8, 16), None, progress=False)
 
 
 def test_classes_read_their_attributes_as_before() -> None:

@@ -75,10 +75,10 @@ def test_hooks_and_functions_that_ask_for_none_are_noted() -> None:
 
     with refusing(again=False) as seen:
         tensor.register_hook(repr)
-        assert not seen.asks_for_none
+        assert not seen.asking_for_none
         AsksForNone.apply(tensor)
     assert seen.hooks == [repr]
-    assert seen.asks_for_none
+    assert len(seen.asking_for_none) == 1
 
 
 def test_attributes_on_outputs_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 import collections
 import io
+import itertools
 import random
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -158,6 +159,22 @@ def test_what_a_real_forward_changes_is_put_back(kind: str) -> None:
             step(model, sample, seed=1)
             assert seen(model) != before
         assert seen(model) == before
+
+
+@pytest.mark.parametrize(
+    "make", [itertools.count, lambda: itertools.cycle([1, 2]), lambda: (each for each in (1, 2)), lambda: zip([1, 2])]
+)
+def test_an_iterator_that_cannot_be_put_back_is_refused_if_it_was_moved(make: Callable[[], Iterator[Any]]) -> None:
+    model = nn.Linear(4, 4)
+    model.turns = make()  # type: ignore[assignment]
+    sample = Sample.of(torch.zeros(2, 4))
+    with nothing_remains(model, sample):
+        pass
+    with (
+        pytest.raises(CaptureError, match="the forward moves on an iterator"),
+        nothing_remains(model, sample),
+    ):
+        next(model.turns)  # type: ignore[call-overload]
 
 
 def test_arguments_are_put_back() -> None:

@@ -230,6 +230,18 @@ class Leaving(nn.Module):
         return self.dropout(self.norm(self.linear(x)))
 
 
+def test_a_generator_that_the_forward_makes_is_refused() -> None:
+    class Draws(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x + torch.randn(x.shape, generator=torch.Generator().manual_seed(3)))
+
+    with (
+        pytest.raises(CaptureError, match="draws from a generator of its own"),
+        traced(Draws(4, 4), Sample.of(torch.ones(2, 4))),
+    ):
+        pass
+
+
 def test_capturing_changes_nothing_on_the_model() -> None:
     model = Leaving()
     before = copy.deepcopy(model)

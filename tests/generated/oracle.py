@@ -58,7 +58,7 @@ class Outcome:
     seed: int
     kind: str = EQUAL
     reason: str = ""
-    captured: str = ""  # "whole" or "regions"
+    captured: str = ""  # "whole", "regions" or "left as it is"
     budget_bytes: int | None = None
     predicted_bytes: int | None = None
     peak_bytes: int | None = None
@@ -115,12 +115,22 @@ def _compare(spec: Spec, outcome: Outcome, said: list[Any]) -> None:
     planned = _seeded(spec)
     with compiled_everywhere(spec.fit.kernels):
         _fit(spec, planned, outcome)
+        _check_no_failure(planned, said)
         found = _trained(spec, planned, outcome)
     rounded = any(each in str(message.message) for message in said for each in _ROUNDED)
     _check_equal(spec, expected, found, outcome, rounded=rounded)
     if not any(_NOT_COUNTED in str(message.message) for message in said):
         _check_peak(spec, outcome)
     _check_estimate(spec, eager, outcome)
+
+
+def _check_no_failure(model: nn.Module, said: list[Any]) -> None:
+    """What fails inside memfit is a crash, also where only a part is left eager for it."""
+    plan = memfit.plan_of(model)
+    reasons = [*(str(each.message) for each in said), *({} if plan is None else plan.left_eager).values()]
+    failed = next((each for each in reasons if "failed inside memfit" in each), None)
+    if failed is not None:
+        raise _Ended(CRASH, failed[failed.index("failed inside memfit") :][:600])
 
 
 def _without_eager(spec: Spec, failed: Exception) -> _Ended:
@@ -177,6 +187,7 @@ def _fit(spec: Spec, model: nn.Module, outcome: Outcome) -> None:
         except memfit.InfeasibleBudget as error:
             if not error.smallest_bytes:
                 raise
+            outcome.budget_bytes = error.smallest_bytes
             _fitted(spec, model, error.smallest_bytes)  # which the sentence promises to be enough
     except Exception as error:
         raise _ended(error) from error
@@ -184,7 +195,9 @@ def _fit(spec: Spec, model: nn.Module, outcome: Outcome) -> None:
     if not torch.equal(before, torch.get_rng_state()):
         raise _Ended(DIFFERENT, "the generator after the fit")
     plan = memfit.plan_of(model)
-    if plan is not None:
+    if plan is None:
+        outcome.captured = "left as it is"
+    else:
         outcome.captured = "regions" if plan.regions else "whole"
         outcome.budget_bytes, outcome.predicted_bytes = plan.budget_bytes, plan.peak_bytes
 

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrizations, parametrize, prune
 
 import memfit
 from patterns.models import Net, Normed
-from patterns.pattern import Pattern, State, features, fit, fit_with_room, loss_of, usual_step
+from patterns.pattern import LEFT, Pattern, State, features, fit, fit_with_room, loss_of, usual_step
 
 
 def with_parts(change: Any, make: Any = Net) -> Any:
@@ -245,7 +245,7 @@ PATTERNS = [
     Pattern(
         name="a compiled submodule",
         make=replace_part("first", lambda part: torch.compile(part, backend="eager")),
-        outcome="compiled by torch.compile",
+        outcome=LEFT + "compiled by torch.compile",
         slow=True,
     ),
     Pattern(

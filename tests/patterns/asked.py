@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from patterns.models import Net
-from patterns.pattern import Pattern, State, features, fit_with_room, loss_of, step_of
+from patterns.pattern import LEFT, Pattern, State, features, fit_with_room, loss_of, step_of
 
 
 class Mode(enum.Enum):
@@ -414,16 +414,16 @@ PATTERNS = [
     Pattern(
         name="sys.getrecursionlimit() asked by the forward",
         make=AsksLimit,
-        outcome="calls sys.getrecursionlimit",
+        outcome=LEFT + "calls sys.getrecursionlimit",
     ),
     Pattern(
         name="the name of the thread asked by the forward",
         make=AsksThread,
-        outcome="calls threading.current_thread",
+        outcome=LEFT + "calls threading.current_thread",
     ),
     Pattern(
         name="storage_offset() of the batch asked by the forward",
         make=AsksOffset,
-        outcome="asks for storage_offset() of an argument",
+        outcome=LEFT + "asks for storage_offset() of an argument",
     ),
 ]

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from patterns.models import Blocks, Net, words
-from patterns.pattern import Pattern, State, fit, fit_with_room, step_of
+from patterns.pattern import LEFT, Pattern, State, fit, fit_with_room, step_of
 
 
 class Looks(Blocks):
@@ -176,14 +176,14 @@ PATTERNS = [
         name="parts with residuals inside, whose inputs are added to the result of the model",
         make=Skips,
         fit=fit_with_room,
-        outcome=LOOKS,
+        outcome=LEFT + LOOKS,
     ),
     Pattern(name="parts with residuals inside, and skips before them", make=EarlySkips, fit=fit_with_room),
     Pattern(
         name="a part that uses its weights twice, called three times",
         make=SharedWeights,
         fit=fit_with_room,
-        outcome=LOOKS,
+        outcome=LEFT + LOOKS,
     ),
     Pattern(name="parts in a chain", make=Looks, fit=fit_with_room),
 ]

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from patterns.changed import ByAttribute, ByConfig, ByFunction, Config, level
 from patterns.loops import accumulating_step
 from patterns.models import Net, Normed
-from patterns.pattern import Pattern, State, fit, fit_with_room, loss_of, step_of, usual_step
+from patterns.pattern import LEFT, Pattern, State, fit, fit_with_room, loss_of, step_of, usual_step
 
 
 class Schedule:
@@ -254,14 +254,14 @@ PATTERNS = [
         make=Prints,
         step=printed_step,
         beside=lambda state: state.printed,
-        outcome="the forward prints",
+        outcome=LEFT + "the forward prints",
     ),
     Pattern(
         name="the time of the call kept on self",
         make=KeepsTime,
         step=timed_step,
         beside=lambda state: state.in_order,
-        outcome="the forward calls time.",
+        outcome=LEFT + "the forward calls time.",
     ),
     Pattern(
         name="the number of the call kept on self, from a global iterator",
@@ -269,13 +269,13 @@ PATTERNS = [
         start=number_anew,
         step=numbered_step,
         beside=lambda state: state.numbers,
-        outcome="an iterator",
+        outcome="the forward moves on an iterator",
     ),
     Pattern(
         name="a forward that looks whether there is a gradient",
         make=LooksAtGradients,
         step=accumulating_step,
-        outcome="reads .grad of a tensor",
+        outcome=LEFT + "reads .grad of a tensor",
     ),
     Pattern(
         name="an attribute on the batch tensor, read by the forward",
@@ -285,7 +285,7 @@ PATTERNS = [
     Pattern(
         name="an assertion on values in the forward",
         make=Checks,
-        outcome="the code asks for the value of a tensor",
+        outcome=LEFT + "the code asks for the value of a tensor",
         slow=True,
     ),
     Pattern(
@@ -311,7 +311,7 @@ PATTERNS = [
         start=hook_all_modules,
         beside=lambda state: state.seen,
         end=lambda state: state.handle.remove(),
-        outcome="all modules have the hook",
+        outcome=LEFT + "all modules have the hook",
     ),
     Pattern(name="an output that is a view of another, changed in place", make=ReturnsViews, step=step_of(change_view)),
     Pattern(name="a detached output changed in place", make=ReturnsViews, step=step_of(read_through_detached)),

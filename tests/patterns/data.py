@@ -1,13 +1,16 @@
 """Batches and arguments: their shapes, lengths, layouts and kinds."""
 
+import dataclasses
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import memfit
 from patterns.models import Conv, Net, Normed, Words, loss_of_words, words
 from patterns.pattern import (
+    LEFT,
     STEPS,
     Pattern,
     State,
@@ -107,6 +110,48 @@ def fit_record(state: State, sample: torch.Tensor) -> None:
     fit(state.model, (Record(sample),))
 
 
+@dataclasses.dataclass(frozen=True)
+class FrozenRecord:
+    features: torch.Tensor
+    scale: float = 1.0
+
+
+class ReturnsItsRecord(Net):
+    def forward(self, record: FrozenRecord) -> tuple[torch.Tensor, FrozenRecord]:  # type: ignore[override]
+        return super().forward(record.features * record.scale), record
+
+
+def of_frozen_record(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    record = FrozenRecord(batch, 1.0 + number // 10)
+    output, same = state.model(record)
+    assert same is record
+    return loss_of(output, same.features)
+
+
+def fit_frozen_record(state: State, sample: torch.Tensor) -> None:
+    memfit.fit(state.model, (FrozenRecord(sample),), "1MiB", time_limit=1, progress=False)
+
+
+class ScaledRecord(Record):
+    scale = 1.0
+
+    def scaled(self) -> torch.Tensor:
+        return self.features * self.scale
+
+
+class TakesScaledRecords(Net):
+    def forward(self, record: Any) -> torch.Tensor:
+        return super().forward(record.scaled())
+
+
+def of_scaled_record(state: State, batch: torch.Tensor, number: int) -> torch.Tensor:
+    return loss_of(state.model(ScaledRecord(batch)), batch)
+
+
+def fit_scaled_record(state: State, sample: torch.Tensor) -> None:
+    memfit.fit(state.model, (ScaledRecord(sample),), "1MiB", time_limit=1, progress=False)
+
+
 def empty_last(number: int) -> torch.Tensor:
     return torch.randn(0 if number == 19 else 32, 16, generator=torch.Generator().manual_seed(number))
 
@@ -146,7 +191,7 @@ PATTERNS = [
     Pattern(name="an embedding with padding", make=lambda: Words(padding=0), batch=words, step=step_of(of_words)),
     Pattern(
         name="an embedding with sparse gradients",
-        outcome="makes a sparse tensor",
+        outcome=LEFT + "makes a sparse tensor",
         make=lambda: Words(sparse=True),
         batch=words,
         step=step_of(of_words),
@@ -163,7 +208,19 @@ PATTERNS = [
         make=TakesRecords,
         fit=fit_record,
         step=record_step,
-        outcome="an object whose tensors cannot be found",
+    ),
+    Pattern(
+        name="a batch in a frozen dataclass, which is returned, too",
+        make=ReturnsItsRecord,
+        fit=fit_frozen_record,
+        step=step_of(of_frozen_record),
+    ),
+    Pattern(
+        name="a class attribute of the object that holds the batch, changed",
+        make=TakesScaledRecords,
+        fit=fit_scaled_record,
+        step=step_of(of_scaled_record),
+        change=lambda state, number: setattr(ScaledRecord, "scale", 1.0 + number // 10),
     ),
     Pattern(name="an empty last batch", make=Net, batch=empty_last, step=step_of(summed)),
 ]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from patterns.models import Blocks, Net
-from patterns.pattern import Pattern
+from patterns.pattern import LEFT, Pattern
 
 
 class DropsByRandom(Blocks):
@@ -123,7 +123,7 @@ PATTERNS = [
     ),
     Pattern(
         name="blocks left out in turn, by an iterator on self",
-        outcome="which is not called on this sample",
+        outcome="the forward moves on an iterator",
         make=DropsInTurn,
         beside=lambda state: [next(state.model.turns) for _ in range(5)],
     ),
@@ -135,7 +135,7 @@ PATTERNS = [
     ),
     Pattern(
         name="noise from a torch.Generator on self",
-        outcome="a generator of its own",
+        outcome=LEFT + "a generator of its own",
         make=DrawsFromGenerator,
         beside=lambda state: state.model.generator.get_state(),
     ),
@@ -146,12 +146,12 @@ PATTERNS = [
     ),
     Pattern(
         name="torch.manual_seed in the forward",
-        outcome="seeds torch's generator",
+        outcome=LEFT + "seeds torch's generator",
         make=SeedsItself,
     ),
     Pattern(
         name="torch.random.fork_rng in the forward",
         make=ForksTheGenerator,
-        outcome="sets the state of torch's generator",
+        outcome=LEFT + "sets the state of torch's generator",
     ),
 ]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from patterns.models import Net
-from patterns.pattern import Pattern, State, features, loss_of
+from patterns.pattern import LEFT, Pattern, State, features, loss_of
 
 CALLS = 0
 COUNTS = {"calls": 0}
@@ -231,13 +231,13 @@ PATTERNS = [
         name="a counter on self",
         make=Counts,
         beside=lambda state: state.model.calls,
-        outcome="the forward reads calls and writes it",
+        outcome=LEFT + "the forward reads calls and writes it",
     ),
     Pattern(
         name="a counter on self that scales the output",
         make=CountsAndScales,
         beside=lambda state: state.model.calls,
-        outcome="the forward reads calls and writes it",
+        outcome=LEFT + "the forward reads calls and writes it",
     ),
     Pattern(
         name="an auxiliary loss appended to self.losses",
@@ -256,14 +256,14 @@ PATTERNS = [
         name="a running mean kept as a plain attribute",
         make=KeepsRunningMean,
         beside=lambda state: state.model.mean,
-        outcome="the forward reads mean and writes it",
+        outcome=LEFT + "the forward reads mean and writes it",
     ),
     Pattern(name="a buffer updated in place by the forward", make=UpdatesBuffer),
     Pattern(name="a buffer replaced by the forward", make=ReplacesBuffer),
     writes_globals(
         "a global counter written by the forward",
         CountsGlobally,
-        outcome="the forward reads CALLS and writes it",
+        outcome=LEFT + "the forward reads CALLS and writes it",
     ),
     writes_globals(
         "a counter in a global dict written by the forward",
@@ -280,12 +280,12 @@ PATTERNS = [
     writes_globals(
         "a counter in a threading.local written by the forward",
         KeepsThreadLocal,
-        outcome="the forward reads LOCAL.calls and writes it",
+        outcome=LEFT + "the forward reads LOCAL.calls and writes it",
     ),
     Pattern(
         name="a branch on values of the batch",
         make=LooksAtValues,
-        outcome="the code asks for the value of a tensor",
+        outcome=LEFT + "the code asks for the value of a tensor",
     ),
     Pattern(name="no_grad and detach in the forward", make=SkipsGradients),
     Pattern(
@@ -296,22 +296,22 @@ PATTERNS = [
     Pattern(
         name="a reentrant checkpoint in the forward",
         make=CheckpointedTheOldWay,
-        outcome="a reentrant checkpoint cannot be followed",
+        outcome=LEFT + "a reentrant checkpoint cannot be followed",
     ),
     Pattern(
         name="NumPy in an autograd.Function",
-        outcome="computes with NumPy",
+        outcome=LEFT + "computes with NumPy",
         make=UsesNumpy,
     ),
     Pattern(
         name="a layer in a plain list, not registered",
         make=Unregistered,
         beside=lambda state: state.model.hidden_layers[0],
-        outcome="neither a parameter, a buffer nor an argument",
+        outcome=LEFT + "neither a parameter, a buffer nor an argument",
     ),
     Pattern(
         name="a tensor on self that is no buffer",
         make=PlainTensor,
-        outcome="neither a parameter, a buffer nor an argument",
+        outcome=LEFT + "neither a parameter, a buffer nor an argument",
     ),
 ]

@@ -329,7 +329,6 @@ PATTERNS = [
         name="a forward that changes its input in place",
         make=WritesItsInput,
         step=step_of(of_written_batch),
-        outcome="which it cannot",
     ),
     Pattern(name="nothing special: SGD on two layers", make=Net, optimizer=plain_sgd),
 ]

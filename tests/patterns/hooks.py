@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from patterns.models import Net
-from patterns.pattern import Pattern, State, fit_with_room, loss_of
+from patterns.pattern import LEFT, Pattern, State, fit_with_room, loss_of
 
 CLIP = 1.0
 
@@ -230,6 +230,6 @@ PATTERNS = [
         make=RecordsInside,
         start=lambda state: state.model.gradients.clear(),
         beside=lambda state: state.model.gradients,
-        outcome="a hook or a function of the backward pass changes gradients",
+        outcome=LEFT + "a hook or a function of the backward pass changes gradients",
     ),
 ]

@@ -79,6 +79,14 @@ class TwoOfOne(Net):
         return self.second(first), second
 
 
+class FeatureOfOne(Net):
+    """Returns scores and a feature that come from the same result of a function; the other result is not used."""
+
+    def forward(self, batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first, _ = AsksForNone.apply(torch.tanh(self.first(batch)))
+        return self.second(first), first.square().sum(1)
+
+
 class ReturnsFeature(Net):
     """Returns scores, and the feature they are computed from."""
 
@@ -172,6 +180,11 @@ PATTERNS = [
         outcome=BETWEEN,
     ),
     Pattern(name="set_materialize_grads(False), all outputs used", make=TwoOfOne, step=step_of(of_both)),
+    Pattern(
+        name="set_materialize_grads(False) behind two outputs, one of them used",
+        make=FeatureOfOne,
+        step=step_of(first_alone),
+    ),
     Pattern(
         name="set_materialize_grads(False), one of two outputs used",
         make=TwoOfOne,

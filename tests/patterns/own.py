@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from patterns.models import Net
-from patterns.pattern import Pattern, State, fit_with_room, loss_of, step_of
+from patterns.pattern import LEFT, Pattern, State, fit_with_room, loss_of, step_of
 
 
 class Scale(nn.Parameter):
@@ -82,17 +82,17 @@ PATTERNS = [
     Pattern(
         name="two tied weights compared by `is`",
         make=Tied,
-        outcome="asks whether two objects are the same",
+        outcome=LEFT + "asks whether two objects are the same",
     ),
     Pattern(
         name="an attribute put on the batch by the forward",
         make=MarksBatch,
-        outcome="puts the attribute 'seen' on a tensor",
+        outcome=LEFT + "puts the attribute 'seen' on a tensor",
     ),
     Pattern(
         name="requires_grad_() on the batch in the forward",
         make=WantsGradient,
-        outcome="sets requires_grad of an argument",
+        outcome=LEFT + "sets requires_grad of an argument",
     ),
     Pattern(
         name="a sparse matrix as the sample",

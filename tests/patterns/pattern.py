@@ -15,6 +15,7 @@ import memfit
 
 STEPS = 20
 EQUAL = "equal"
+LEFT = "left as it is: "  # and equal
 REFUSED = "refused: "
 DIFFERENT = "DIFFERENT: "
 CRASHED = "CRASHED: "
@@ -87,7 +88,10 @@ def nothing(state: State) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pattern:
-    """One way people train. `outcome` is "equal", or a part of the sentence it is refused with."""
+    """One way people train. `outcome` is "equal", or a part of the sentence it is refused with.
+
+    Of a model that trains equal because nothing of it is planned, it is `LEFT` and a part of the warning.
+    """
 
     name: str
     make: Callable[[], nn.Module]
@@ -146,8 +150,8 @@ def _compared(pattern: Pattern, state: State) -> dict[str, Any]:
 
 def outcome_of(pattern: Pattern) -> str:
     """Fit the model, train it so, and say what comes of it."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # old ways of torch's are patterns too
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         eager = train(pattern, fitted=False)
         try:
             fitted = train(pattern, fitted=True)
@@ -156,7 +160,10 @@ def outcome_of(pattern: Pattern) -> str:
         except Exception as error:
             return f"{CRASHED}{type(error).__name__}: {error}"
     differences = [name for name in eager.keys() | fitted.keys() if eager.get(name) != fitted.get(name)]
-    return DIFFERENT + ", ".join(sorted(differences)) if differences else EQUAL
+    if differences:
+        return DIFFERENT + ", ".join(sorted(differences))
+    left = next((str(each.message) for each in said if "is left as it is" in str(each.message)), "")
+    return f"{LEFT}{left}" if left else EQUAL
 
 
 def plain(value: Any) -> Any:
@@ -208,5 +215,6 @@ _INSIDES = (
 
 
 def is_sound(outcome: str) -> bool:
-    """Return whether it is equal, or refused in a sentence that does not speak of torch's insides."""
-    return outcome == EQUAL or (outcome.startswith(REFUSED) and not any(each in outcome for each in _INSIDES))
+    """Return whether it is equal, or warned of or refused in a sentence that does not speak of torch's insides."""
+    is_said = outcome.startswith((REFUSED, LEFT))
+    return outcome == EQUAL or (is_said and not any(each in outcome for each in _INSIDES))

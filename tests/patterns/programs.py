@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from patterns.models import Conv, Net, Normed
-from patterns.pattern import Pattern, State, fit, fit_with_room, loss_of, step_of
+from patterns.pattern import LEFT, Pattern, State, fit, fit_with_room, loss_of, step_of
 
 
 def images(number: int) -> torch.Tensor:
@@ -296,7 +296,7 @@ PATTERNS = [
         name="a model that returns a distribution",
         make=ReturnsPolicy,
         step=step_of(lambda state, batch, number: state.model(batch)[0].entropy().mean()),
-        outcome="the output holds a Categorical",
+        outcome=LEFT + "the code asks for the value of a tensor",
     ),
     Pattern(
         name="a detector that returns losses by name, sometimes one of them used",
@@ -314,7 +314,7 @@ PATTERNS = [
         name="a queue of codes with its place in a buffer",
         make=QueueByCounter,
         step=step_of(lambda state, batch, number: state.model(batch)),
-        outcome="asks for the value of a tensor",
+        outcome=LEFT + "asks for the value of a tensor",
     ),
     Pattern(
         name="distillation from a frozen teacher inside",

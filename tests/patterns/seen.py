@@ -14,7 +14,7 @@ from torch import nn
 
 from patterns.changed import assign
 from patterns.models import Net, Normed
-from patterns.pattern import Pattern, State, loss_of, step_of
+from patterns.pattern import LEFT, Pattern, State, loss_of, step_of
 
 SCALE = 1.0
 FLAG = pathlib.Path(__file__).with_name("no-such-file")
@@ -168,15 +168,15 @@ PATTERNS = [
         start=listen,
         beside=lambda state: state.listens.lines,
         end=stop_listening,
-        outcome="logs a line",
+        outcome=LEFT + "logs a line",
     ),
     Pattern(name="lines logged below the level", make=LogsInVain),
-    Pattern(name="os.path.exists in the forward", make=LooksForFile, outcome="looks at files"),
-    Pattern(name="Path.exists in the forward", make=LooksForPath, outcome="looks at files"),
-    Pattern(name="globals() in the forward", make=ReadsGlobals, outcome="calls globals"),
-    Pattern(name="inspect.stack() in the forward", make=LooksAtCallers, outcome="calls inspect.stack"),
-    Pattern(name="datetime.now() in the forward", make=LooksAtCalendar, outcome="calls datetime.datetime.now"),
-    Pattern(name="a clock in a helper of the forward", make=LooksAtClock, outcome="calls time.monotonic"),
+    Pattern(name="os.path.exists in the forward", make=LooksForFile, outcome=LEFT + "looks at files"),
+    Pattern(name="Path.exists in the forward", make=LooksForPath, outcome=LEFT + "looks at files"),
+    Pattern(name="globals() in the forward", make=ReadsGlobals, outcome=LEFT + "calls globals"),
+    Pattern(name="inspect.stack() in the forward", make=LooksAtCallers, outcome=LEFT + "calls inspect.stack"),
+    Pattern(name="datetime.now() in the forward", make=LooksAtCalendar, outcome=LEFT + "calls datetime.datetime.now"),
+    Pattern(name="a clock in a helper of the forward", make=LooksAtClock, outcome=LEFT + "calls time.monotonic"),
     Pattern(
         name="the class of an object on self assigned",
         make=HoldsActivation,
@@ -197,6 +197,6 @@ PATTERNS = [
         name="an attribute put on the output",
         make=MarksOutput,
         step=step_of(with_the_mark),
-        outcome="puts the attribute 'mean_of_batch' on a tensor that it returns",
+        outcome=LEFT + "puts the attribute 'mean_of_batch' on a tensor that it returns",
     ),
 ]

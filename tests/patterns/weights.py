@@ -7,7 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from patterns.models import Net, Normed
-from patterns.pattern import Pattern, State, loss_of, step_of
+from patterns.pattern import LEFT, Pattern, State, loss_of, step_of
 
 
 class ClampsItself(Net):
@@ -155,7 +155,7 @@ PATTERNS = [
     Pattern(
         name="weights assigned to .data in the forward",
         make=AssignsData,
-        outcome="puts another tensor into .data",
+        outcome=LEFT + "puts another tensor into .data",
     ),
     Pattern(name="a momentum encoder moved in the forward", make=Momentum),
     Pattern(name="a code book moved through .data in the forward", make=CodeBook),

@@ -181,9 +181,21 @@ def test_a_model_without_any_region_is_left_as_it_is_where_its_step_fits():
         assert memfit.fit(model, sample, "1GiB", progress=False) is model
     assert memfit.plan_of(model) is None
     assert "forward" not in vars(model)
-    for budget in (0.5, "smallest"):
-        with pytest.raises(CaptureError, match="Nothing could not be captured: at its top level"):
-            memfit.fit(model, sample, budget, progress=False)
+    with pytest.warns(UserWarning, match="left as it is"):  # the least that can be kept is the step as it is
+        memfit.fit(model, sample, "smallest", progress=False)
+
+
+def test_a_model_without_any_region_is_refused_where_its_step_is_over_the_budget():
+    model, sample = Nothing(), torch.randn(4, 8)
+    with pytest.raises(
+        InfeasibleBudget, match=r"as it is, .* nothing of the model can be planned to take less"
+    ) as info:
+        memfit.fit(model, sample, 0.5, progress=False)
+    assert "forward" not in vars(model)
+    with pytest.warns(UserWarning, match="left as it is"):
+        memfit.fit(model, sample, info.value.smallest_bytes, progress=False)
+    measured = measure_peak(lambda: model(sample).sum().backward(), resident=[model, sample])
+    assert measured.peak_bytes <= info.value.smallest_bytes
 
 
 def test_a_model_without_memory_is_refused_as_ever():

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from memfit.capture.effects import Effect, Left, done_to_given
 from memfit.capture.guards import elements_of
@@ -30,31 +29,26 @@ class GivenArguments:
     def __init__(
         self,
         sample: Sample,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        leaves: Sequence[Any],
         states: Sequence[torch.Tensor],
         own_states: Sequence[torch.Tensor],
     ) -> None:
-        """`args` and `kwargs` are traced, in the place of those of a sample; so are `states` of the model's own."""
-        ordered = {name: sample.kwargs[name] for name in kwargs}
-        own = pytree.tree_leaves((sample.args, ordered))
-        self.own = own
-        places = {id(each): place for place, each in enumerate(pytree.tree_leaves((sample.args, dict(sample.kwargs))))}
-        self.places = [places[id(each)] for each in own]  # in the order of the sample
-        self.leaves = pytree.tree_leaves((args, kwargs))  # as they are traced
+        """`leaves` are traced, in the place of those of a sample; so are `states` of the model's own."""
+        self.own = own = sample.leaves()
+        self.leaves = leaves
         first = {id(each): traced for each, traced in zip(own_states, states, strict=True)}
         same = [
             first.setdefault(id(each), traced) if isinstance(each, torch.Tensor) else each
-            for each, traced in zip(own, self.leaves, strict=True)
+            for each, traced in zip(own, leaves, strict=True)
         ]
         made: dict[int, Any] = {}
         given = iter(same)
         self.args = tuple([with_leaves(each, given, made) for each in sample.args])
-        self.kwargs = {name: with_leaves(each, given, made) for name, each in ordered.items()}
+        self.kwargs = {name: with_leaves(each, given, made) for name, each in sample.kwargs.items()}
         self.tensors = [each for each in same if isinstance(each, torch.Tensor)]
         self.containers = containers_in(self.args, self.kwargs)
         self._before = [*map(_content_of, self.containers)]
-        self._own = containers_in(sample.args, ordered)
+        self._own = containers_in(sample.args, dict(sample.kwargs))
 
     def check_apart(self, held: dict[int, str]) -> None:
         """Refuse changes of a container that the model holds, too; `held` are paths by identity."""

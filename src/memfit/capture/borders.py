@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from memfit import _torch
 
@@ -22,8 +22,16 @@ Uses = dict[Edge, list[float]]  # by edge: when its uses were recorded, in ascen
 
 def edges_of(tensors: Iterable[torch.Tensor]) -> list[Edge]:
     """Return where the gradients of tensors go."""
-    found = [get_gradient_edge(each) for each in tensors if each.requires_grad]
-    return [(each.node, each.output_nr) for each in found]
+    found = [_edge_of(each) for each in tensors if each.requires_grad]
+    return [(each.node, each.output_nr) for each in found if each is not None]
+
+
+def _edge_of(tensor: torch.Tensor) -> GradientEdge | None:
+    """Return where a tensor's gradient goes: nowhere for a view that was taken without gradients, of what wants one."""
+    try:
+        return get_gradient_edge(tensor)
+    except AssertionError:
+        return None
 
 
 def uses_inside(outputs: Sequence[Edge], given: Sequence[Edge]) -> Uses:
@@ -48,6 +56,15 @@ def places_of_inner(outputs: Sequence[torch.Tensor]) -> list[int]:
     uses = _uses(edges, set())
     inner = [(place, edge) for place, edge in zip(places, edges, strict=True) if edge in uses]
     return [place for place, (node, _) in sorted(inner, key=lambda each: _torch.sequence_number(each[1][0]))]
+
+
+def reaches_otherwise(node: Any, outputs: Iterable[torch.Tensor]) -> bool:
+    """Return whether gradients of some outputs reach other results of a function than those of others do."""
+    reached = set()
+    for edge in edges_of(outputs):
+        behind = {edge, *_uses([edge], {node})}
+        reached.add(frozenset(number for each, number in behind if each is node))
+    return len(reached - {frozenset()}) > 1
 
 
 def uses_of(outputs: Sequence[torch.Tensor], given: Sequence[Any]) -> Iterator[tuple[int, ...]]:

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memfit import _torch
@@ -32,6 +31,7 @@ from memfit.collecting import collected_later
 from memfit.errors import MemfitError, first_line
 from memfit.ir import Graph, Kind, Program
 from memfit.tensors import tensors_in
+from memfit.trees import map_tensors
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class _Run:
         self._journal = Journal()
         self._states = {name: self._fake(each) for name, each in _states(model)}
         self._counters = [(self._states[name], each) for name, each in model.named_buffers() if _counts(each)]
-        self._sample = Sample(*pytree.tree_map_only(torch.Tensor, self._fake, (sample.args, dict(sample.kwargs))))
+        self._sample = Sample(*map_tensors(self._fake, (sample.args, dict(sample.kwargs))))
         self._note_residents(model, sample)
 
     def step(self, backward_from: str | None) -> tuple[Graph, Program]:
@@ -88,6 +88,7 @@ class _Run:
         writer = _Writer(self._journal, modules, self._counters)
         state = autocast_state()
         with (
+            _torch.failures_unlogged(),
             real_layouts(),
             _torch.with_states(self._model, self._states),
             modules.following(),
@@ -133,7 +134,7 @@ class _Run:
             kind = Kind.PARAMETER if id(each) in names else Kind.BUFFER
             mark = Mark(module=name.rpartition(".")[0], source="", in_place=False)
             self._journal.add_resident(self._states[name], name, kind, mark)
-        for name, each in zip(sample.leaf_names(), _leaves(self._sample), strict=True):
+        for name, each in zip(sample.leaf_names(), self._sample.leaves(), strict=True):
             if isinstance(each, torch.Tensor):
                 self._journal.add_resident(each, name, Kind.BATCH, Mark(module="", source="", in_place=False))
 
@@ -145,10 +146,6 @@ def _states(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
 def _counts(buffer: torch.Tensor) -> bool:
     """Return whether a buffer is a number that a forward may ask for, as that of the batches that a norm has seen."""
     return buffer.dim() == 0 and not buffer.is_floating_point() and not isinstance(buffer, _torch.FakeTensor)
-
-
-def _leaves(sample: Sample) -> list[Any]:
-    return pytree.tree_leaves((sample.args, dict(sample.kwargs)))
 
 
 def _backward(starts: Sequence[torch.Tensor]) -> None:

@@ -24,6 +24,10 @@ PutBack = Callable[[], None]
 _ABSENT = object()
 
 
+class NotPutBack(Exception):
+    """An iterator of some type was moved on, and cannot be moved back."""
+
+
 def put_back_of(value: Any) -> PutBack | None:
     """Return what puts back a container, a generator, an array or an iterator; None for all else."""
     for kind, keeper in _KEEPERS:
@@ -205,20 +209,34 @@ def _of_c(value: Any) -> PutBack:
 
 
 def _of_iterator(iterator: Any) -> PutBack | None:
-    """Remember where one of Python's iterators stands; None where it cannot be moved back."""
-    if not hasattr(iterator, "__setstate__") or isinstance(iterator, io.IOBase):
+    """Remember where one of Python's iterators stands; None where that cannot be told."""
+    if isinstance(iterator, io.IOBase):
         return None
-    try:
-        state = iterator.__reduce__()[2:]
-    except TypeError:  # of somebody's own, which cannot be told
-        return None
+    before = _stand_of(iterator)
+    state = iterator.__reduce__()[2:] if before and hasattr(iterator, "__setstate__") else ()
 
     def put_back() -> None:
-        now = iterator.__reduce__()[2:]
-        if state and now and now != state:
+        if state and _stand_of(iterator) != before:
             iterator.__setstate__(state[0])
+        if _stand_of(iterator) != before:  # of a generator, a count, or a cycle
+            raise NotPutBack(type(iterator).__name__)
 
-    return put_back
+    return put_back if before else None
+
+
+def _stand_of(value: Any) -> Any:
+    """Return what tells where an iterator stands, with those that it goes through; () where that cannot be told."""
+    if isinstance(value, types.GeneratorType):
+        frame = value.gi_frame
+        return ("ended",) if frame is None else (frame.f_lasti, *map(id, frame.f_locals.values()))
+    if isinstance(value, tuple | list):
+        return tuple([_stand_of(each) for each in value])
+    if not hasattr(type(value), "__next__"):
+        return value if isinstance(value, int | float | str) else id(value)
+    try:
+        return tuple([_stand_of(each) for each in value.__reduce__()[1:]])
+    except TypeError:  # of somebody's own, which cannot be told
+        return ()
 
 
 def _of_variable(variable: contextvars.ContextVar[Any]) -> PutBack:

@@ -27,10 +27,9 @@ _NOT_READ = (property, types.FunctionType, staticmethod, classmethod)
 
 @dataclasses.dataclass(frozen=True)
 class LateReads:
-    """The names that code of the backward pass uses, and whether it asks for None where no gradient arrives."""
+    """The names that code of the backward pass uses."""
 
     names: frozenset[str] = frozenset()
-    asks_for_none: bool = False
 
     @classmethod
     def of(cls, outputs: Sequence[torch.Tensor], seen: Refusals) -> "LateReads":
@@ -40,7 +39,7 @@ class LateReads:
             used = _names_used_by(function)
             _read(held, used)
             names |= used
-        return cls(frozenset(names), seen.asks_for_none)
+        return cls(frozenset(names))
 
 
 _Late = tuple[Any, list[Any]]  # a function, and what it has at hand

@@ -64,6 +64,12 @@ class Names:
         """Note what classes of the user's hold, and what their methods name."""
         self._note_names([each for cls in classes for each in self._methods_of(cls)])
 
+    def note_values_of(self, cls: type) -> None:
+        """Note what a class of the user's holds beside methods."""
+        for name, value in [*vars(cls).items()]:
+            if not name.startswith("__"):
+                self._note_value(f"{cls.__name__}.{name}", vars(cls), name, value)
+
     def seen(self) -> list[Code]:
         """Return the code that was looked at."""
         return list(self._seen.items())

@@ -1,8 +1,8 @@
 """What a model returns, taken apart into tensors and put together again.
 
-Registered containers (tuples, dicts, transformers' `ModelOutput`) and plain dataclasses are
-taken apart, with the attributes they have beside what they hold; anything else that is not a tensor is a constant of
-the captured call.
+Registered containers (tuples, dicts, transformers' `ModelOutput`), dataclasses, and objects of plain classes that hold
+tensors (a distribution) are taken apart, with the attributes they have beside what they hold; anything else that is
+not a tensor is a constant of the captured call.
 
 Note [The same object]
     What a forward returns or leaves behind at two places is one object: a dictionary that it keeps on itself and
@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from memfit import trees
 from memfit.errors import InvalidInput, InvalidModel, first_line
+from memfit.trees import is_record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,12 +226,15 @@ def _is_container(value: Any) -> bool:
 
 
 def _is_record(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return (dataclasses.is_dataclass(value) and not isinstance(value, type)) or is_record(value)
+
+
+def _names_of_fields(record: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(record)] if dataclasses.is_dataclass(record) else []
 
 
 def _fields_of(record: Any) -> dict[str, Any]:
-    named = [field.name for field in dataclasses.fields(record)]
-    return {name: getattr(record, name) for name in named if hasattr(record, name)}
+    return {name: getattr(record, name) for name in _names_of_fields(record) if hasattr(record, name)}
 
 
 def _held_by(value: Any) -> list[Any]:
@@ -241,7 +246,9 @@ def _held_by(value: Any) -> list[Any]:
 
 
 def children_of(container: Any) -> tuple[list[Any], pytree.TreeSpec]:
-    """Return what lies right in a container, as torch takes it apart."""
+    """Return what lies right in a container, as it is taken apart."""
+    if is_record(container):
+        return trees.children_of(container)
     own = id(container)  # not the container itself, which torch would leave behind in a cycle
     return pytree.tree_flatten(container, is_leaf=lambda each: id(each) != own)
 
@@ -251,7 +258,7 @@ def _beside(value: Any) -> dict[str, Any]:
     if not _is_record(value) and not isinstance(value, tuple | list | dict):
         return {}
     attributes = getattr(value, "__dict__", {})
-    fields = {field.name for field in dataclasses.fields(value)} if _is_record(value) else set()
+    fields = {*_names_of_fields(value)}
     items = value if isinstance(value, dict) else {}
     return {
         name: each

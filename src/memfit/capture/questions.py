@@ -9,7 +9,7 @@ Note [Questions about arguments]
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from memfit import _torch
 from memfit.tensors import tensors_in
 
-Leaves = Sequence[Any] | Mapping[int, Any]  # of the arguments of a call, by place
+Leaves = Sequence[Any]  # of the arguments of a call
 ASKED = "what the forward asks about the values of"  # what words of a change begin with
 _MOST_QUESTIONS = 4  # of one call: each may double how often a model is captured
 
@@ -99,17 +99,13 @@ class Questions:
 class Answers:
     """Answer questions about the arguments of one trace, see Note [Questions about arguments]."""
 
-    def __init__(self, traced: Sequence[Any], own: Sequence[Any], places: Sequence[int], names: Sequence[str]) -> None:
-        """`traced` stand for the `own` leaves of the arguments, which have these `places` among those of a call.
-
-        `names` are those of the leaves of a call.
-        """
-        self._names = names
-        self._own = dict(zip(places, own, strict=True))
+    def __init__(self, traced: Sequence[Any], own: Sequence[Any], names: Sequence[str]) -> None:
+        """`traced` stand for the `own` leaves of the arguments, which have these names."""
+        self._own, self._names = own, names
         self._sources: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._asked: dict[_Source, Question] = {}
         self._made: dict[Any, _Made] = {}
-        for place, one, other in zip(places, traced, own, strict=True):
+        for place, (one, other) in enumerate(zip(traced, own, strict=True)):
             if isinstance(one, torch.Tensor) and _has_values(other):
                 self._note(one, _Given(place))
 

@@ -106,6 +106,13 @@ class Reads:
         """Return the code that is known to belong to the forward so far, with its globals."""
         return [*self._names.seen(), *self._codes.items()]
 
+    def note_class(self, cls: type) -> None:
+        """Note what the class of an argument holds, and what its methods name."""
+        own = [each for each in cls.__mro__ if is_own_class(each)]
+        self._names.note_classes(own)
+        for each in own:
+            self._names.note_values_of(each)
+
     def note(self, path: str, home: Any, name: str, value: Any) -> None:
         """Note a value that the forward has read."""
         self._notes.note(path, home, name, value)

@@ -58,14 +58,15 @@ class Refusals(TorchFunctionMode):
         super().__init__()
         self._given = {id(each) for each in given}  # arguments, which are in a trace others than the user's
         self.hooks: list[Any] = []  # on values
-        self.asks_for_none = False  # a function wants None where no gradient arrives
+        self.asking_for_none: list[Any] = []  # functions that want None where no gradient arrives, as autograd has them
 
     def noting_none(self) -> Callable[[Any, bool], None]:
         """Return what notes calls of `set_materialize_grads` beside doing what it does."""
         set_it = FunctionCtx.set_materialize_grads
 
         def noted(ctx: Any, value: bool) -> None:
-            self.asks_for_none = self.asks_for_none or not value
+            if not value:
+                self.asking_for_none.append(ctx)
             set_it(ctx, value)
 
         return noted

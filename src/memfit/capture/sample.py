@@ -13,6 +13,7 @@ from memfit.capture.held import own_kind
 from memfit.capture.outputs import children_of, key_name
 from memfit.errors import CaptureError, InvalidModel, InvalidSample
 from memfit.tensors import tensors_in
+from memfit.trees import is_record, leaves_of, paths_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +36,10 @@ class Sample:
 
     def leaf_names(self) -> list[str]:
         """What to call each leaf: `input_ids`, `x.0`; positional arguments by their place."""
-        leaves = pytree.tree_flatten_with_path((self.args, dict(self.kwargs)))[0]
-        return [".".join(key_name(key) for key in path[1:]) for path, _ in leaves]
+        return [".".join(map(key_name, path[1:])) for path in paths_of((self.args, dict(self.kwargs)))]
+
+    def leaves(self) -> list[Any]:
+        return leaves_of((self.args, dict(self.kwargs)))
 
     def tensors(self) -> list[torch.Tensor]:
         return tensors_in((self.args, dict(self.kwargs)))
@@ -57,7 +60,7 @@ def with_others(
 ) -> Sample:
     """Return the same arguments in other lists and dictionaries, and maybe other tensors."""
     ordered = dict(kwargs)
-    leaves = pytree.tree_leaves((args, ordered))
+    leaves = leaves_of((args, ordered))
     given = iter([other(each) if isinstance(each, torch.Tensor) else each for each in leaves])
     made: dict[int, Any] = {}
     return Sample(
@@ -76,8 +79,8 @@ def with_leaves(value: Any, leaves: Iterator[Any], made: dict[int, Any]) -> Any:
 
 
 def is_container(value: Any) -> bool:
-    """Return whether torch takes a value apart."""
-    return type(value) in pytree.SUPPORTED_NODES or pytree.is_namedtuple_instance(value)
+    """Return whether a value is taken apart."""
+    return type(value) in pytree.SUPPORTED_NODES or pytree.is_namedtuple_instance(value) or is_record(value)
 
 
 def without_graph(sample: Sample) -> Sample:
@@ -95,7 +98,7 @@ def check_sample(model: nn.Module, sample: Sample, *, trains: bool = True) -> No
             f"{type(model).__name__} has no parameter that requires a gradient, so there is no "
             "training step to look at; call requires_grad_(True) on what should be trained"
         )
-    iterator = next((each for each in pytree.tree_leaves((sample.args, sample.kwargs)) if _is_iterator(each)), None)
+    iterator = next((each for each in sample.leaves() if _is_iterator(each)), None)
     if iterator is not None:
         raise InvalidSample(
             f"the sample holds an iterator ({type(iterator).__name__}), which is used up by one call; give a list or a "
@@ -133,8 +136,7 @@ def _check_kinds(model: nn.Module, sample: Sample) -> None:
 
 
 def _named_leaves(model: nn.Module, sample: Sample) -> list[tuple[str, Any]]:
-    leaves = pytree.tree_leaves((sample.args, dict(sample.kwargs)))
-    return [*zip(sample.leaf_names(), leaves, strict=True), *model.named_parameters(), *model.named_buffers()]
+    return [*zip(sample.leaf_names(), sample.leaves(), strict=True), *model.named_parameters(), *model.named_buffers()]
 
 
 def _not_plain(model: nn.Module, name: str, kind: str) -> CaptureError:

@@ -28,14 +28,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit._memory_events import set_change
 from memfit.accelerator import kinds
 from memfit.capture.sample import Sample
-from memfit.errors import CaptureError, ExecutionError, first_line
+from memfit.errors import ExecutionError, first_line
 from memfit.tensors import storage_key
+from memfit.trees import flatten, unflatten
 from memfit.units import format_bytes
 
 SMALLEST_BYTES = 2**14  # of what is worth a place in the file
@@ -192,9 +192,6 @@ def _chunk_sizes(shape: torch.Size, item_bytes: int) -> Iterator[int]:
             yield min(rows, shape[0] - start) * row_count
 
 
-_BESIDE_TRANSFORMS = "yet support saved tensor hooks"  # how torch.func says that it cannot run under them
-
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Argument:
     """A tensor that a call was given, as `SavedTensors` keep it."""
@@ -322,25 +319,21 @@ class SavedTensors:
 
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
-        """Keep what autograd saves meanwhile."""
+        """Keep what autograd saves meanwhile; what transforms of `torch.func` save stays in memory."""
         _ACTIVE.append(self)
         try:
-            with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
+            with (
+                torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack),
+                _torch.hooks_aside_in_transforms(),
+            ):
                 yield
-        except RuntimeError as error:
-            if _BESIDE_TRANSFORMS not in str(error):
-                raise
-            raise CaptureError(
-                "a transform of torch.func runs in its step (grad, vjp, jacrev, hessian), beside which no saved tensor "
-                "can be kept in a file; so the step is not measured"
-            ) from error
         finally:
             _ACTIVE.remove(self)
 
     def keep_sample(self, sample: Sample) -> Callable[[], Sample]:
         """Remember what a call was given and return what gives it back: strides, and what is given twice as one."""
         # Leaf by leaf: some containers (packed sequences) hold nothing but tensors.
-        leaves, spec = pytree.tree_flatten((sample.args, dict(sample.kwargs)))
+        leaves, spec = flatten((sample.args, dict(sample.kwargs)))
         packed: dict[int, _Argument] = {}
         for each in leaves:
             if isinstance(each, torch.Tensor) and id(each) not in packed:
@@ -349,7 +342,7 @@ class SavedTensors:
 
         def read() -> Sample:
             read_back = {id(each): self._read_back(each) for each in packed.values()}
-            return Sample(*pytree.tree_unflatten([read_back.get(id(each), each) for each in kept], spec))
+            return Sample(*unflatten([read_back.get(id(each), each) for each in kept], spec))
 
         return read
 

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from memfit.capture.keepers import PutBack, of_attributes, of_cell, of_class, of_global, put_back_of
+from memfit.capture.keepers import NotPutBack, PutBack, of_attributes, of_cell, of_class, of_global, put_back_of
 from memfit.capture.reachable import Reachable, homes_of
 from memfit.capture.sample import Sample
 from memfit.capture.spilled import SpillFile, is_plain
@@ -62,9 +62,26 @@ def draws_put_back(model: nn.Module, sample: Sample) -> Iterator[Callable[[], No
         yield clear_caches
     finally:
         clear_caches()
-        for put_back in found:
-            if put_back is not None:
-                put_back()
+        _check_put_back(_put_all_back([each for each in found if each is not None]))
+
+
+def _put_all_back(found: Sequence[PutBack]) -> list[str]:
+    """Put everything back; the types of iterators for which that cannot be done are returned."""
+    failed = []
+    for put_back in found:
+        try:
+            put_back()
+        except NotPutBack as error:
+            failed.append(str(error))
+    return failed
+
+
+def _check_put_back(failed: list[str]) -> None:
+    if failed:
+        raise CaptureError(
+            f"the forward moves on an iterator ({failed[0]}), which a step that was run to plan has moved and nothing "
+            "can move back; hold a list and a place in it, or a buffer, and make the iterator anew before you train"
+        )
 
 
 @contextlib.contextmanager
@@ -96,8 +113,7 @@ class State:
 
     def restore(self) -> None:
         """Put everything back; CaptureError names a tensor for which that cannot be done."""
-        for put_back in self._put_back:
-            put_back()
+        not_put_back = _put_all_back(self._put_back)
         with torch.no_grad():
             written = {each.path for each in self._tensors if each.put_back()}
         if self._file is not None:
@@ -109,6 +125,7 @@ class State:
                 f"the forward writes into {lost.path}, but did not do so the first time, so that it cannot be put back "
                 "after a step that is run to plan; keep it in a buffer"
             )
+        _check_put_back(not_put_back)
 
     def _kept(self, reached: Reachable, sample: Sample, keep: Keep) -> Iterator["_Tensor"]:
         """Remember tensors, see Note [Written parameters]; buffers and attributes of modules always."""

@@ -13,15 +13,14 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit._memory_events import MemoryRecorder
 from memfit.alone import alone, others_run
-from memfit.capture.arguments import GivenArguments, Results
+from memfit.capture.arguments import GivenArguments, Results, containers_in
 from memfit.capture.asked import Originals
 from memfit.capture.autocast import autocast, autocast_state, casts_noted
-from memfit.capture.borders import places_of_inner, uses_of
+from memfit.capture.borders import places_of_inner, reaches_otherwise, uses_of
 from memfit.capture.diagnose import explain
 from memfit.capture.effects import Effect, Left
 from memfit.capture.gradient_layouts import Starts, starting_in, take_out_copies
@@ -45,6 +44,7 @@ from memfit.collecting import collected_later
 from memfit.errors import CaptureError, InvalidInput, MemfitError, first_line
 from memfit.ops.number import NotFollowed
 from memfit.tensors import tensors_in
+from memfit.trees import is_record, map_tensors
 
 ROOT = "model"  # the name under which _Subject holds the captured module
 
@@ -55,6 +55,7 @@ class Joint:
 
     export: _torch.JointWithDescriptors
     input_names: list[str]  # of the sample's leaves
+    keywords: tuple[str, ...]  # of the call, in the order in which its graph takes them
     template: OutputTemplate
     differentiated: tuple[int, ...]  # outputs the backward pass starts from
     undifferentiated: tuple[int, ...]  # outputs that require a gradient but are not among them
@@ -71,6 +72,7 @@ class Joint:
     inner: tuple[int, ...] = ()  # outputs that others are computed from
     late: LateReads = dataclasses.field(default_factory=LateReads)  # what runs in the backward pass reads
     questions: Questions = dataclasses.field(default_factory=Questions)  # that the forward asks about its arguments
+    tells_none_apart: bool = False  # a function is told which of its results get no gradient, and that varies
     arrivals: tuple[int, ...] = ()  # states and arguments, by place, in the order in which they get their gradients
     name: str = "the model"  # of its class
     seconds: float = 0.0  # that tracing took
@@ -179,7 +181,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
             # See Note [Backward outside autocast] in `autocast.py`.
             with autocast(subject.autocast, enabled=False), real_layouts(), _torch.scripts_inlined():
                 with subject.numbers.giving():
-                    export = _torch.export_joint(attempt, subject, sample.args, dict(sample.kwargs))
+                    export = _torch.export_joint(attempt, subject, tuple(sample.leaves()), {})
                 subject.numbers.restore()
                 guards = subject.guards()
                 subject.numbers.mark(export.graph_module.graph)
@@ -195,6 +197,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         raise explain(error, model_name=name, module=subject.module_stack.innermost) from error
     assert subject.template is not None
     _check_dense(type(subject.model).__name__, export.graph_module.graph)
+    _check_no_generators(type(subject.model).__name__, export.graph_module.graph)
     _restore_shared_results(export.graph_module.graph)
     add_up_as_eager(export.graph_module.graph)
     if subject.copied:
@@ -202,6 +205,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
     return Joint(
         export=export,
         input_names=sample.leaf_names(),
+        keywords=tuple(sample.kwargs),
         template=subject.template,
         differentiated=subject.differentiated,
         undifferentiated=subject.undifferentiated,
@@ -215,6 +219,7 @@ def _export_once(stack: contextlib.ExitStack, subject: "_Subject", sample: Sampl
         starts=subject.starts,
         late=subject.late,
         questions=subject.questions,
+        tells_none_apart=subject.tells_none_apart,
         inner=subject.inner,
         uses=subject.uses,
         arrivals=tuple(subject.arrivals),
@@ -261,6 +266,9 @@ class _Subject(nn.Module):
         self.undifferentiated: tuple[int, ...] = ()
         self.numbers = Numbers()
         self.reads = Reads(model, self.numbers)
+        for each in containers_in(sample.args, dict(sample.kwargs)):
+            if is_record(each):
+                self.reads.note_class(type(each))
         self._generator = torch.get_rng_state()
         self._contents: list[tuple[str, tuple[Any, ...]]] = []  # after the forward
         self.effects: tuple[Effect, ...] = ()
@@ -270,25 +278,25 @@ class _Subject(nn.Module):
         self.arrivals: list[int] = []
         self.late = LateReads()
         self.questions = Questions()
+        self.tells_none_apart = False
         self.inner: tuple[int, ...] = ()
         self.uses: tuple[tuple[int, ...], ...] = ()
         self.first_names = first_names(model)
         self._traces = 0
         self.training = model.training
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, ...]:
+    def forward(self, *leaves: Any) -> tuple[torch.Tensor, ...]:
         self._clear_caches()
         self.numbers.restore()
         self._snapshot.restore_attributes()  # the forward is traced more than once
         self.reads.restore()
         states = states_of_calls(self.model)
-        arguments = GivenArguments(self._sample, args, kwargs, states, self._own_states)
+        arguments = GivenArguments(self._sample, leaves, states, self._own_states)
         self._note_arrivals([*states, *arguments.leaves])
         noted: list[bool] = []  # autocast blocks of the model's own
         casts = functools.partial(any, (self.autocast, noted))
         asked = slice(0 if self.numbers.places else None)  # numbers that calls take anew are no part of a question
-        of_call = arguments.leaves[asked], arguments.own[asked], arguments.places[asked]
-        answers = Answers(*of_call, self._sample.leaf_names())
+        answers = Answers(leaves[asked], arguments.own[asked], self._sample.leaf_names())
         recorder = Recorder(self.module_stack, self.reads.ran, casts=casts, answers=answers, runs=self._runs)
         tensors_given = [*arguments.tensors, *states]
         for each in self.model.parameters():
@@ -327,7 +335,7 @@ class _Subject(nn.Module):
         parts = self._parts([output, *(each.value for each in left)], given, arguments)
         self.template = parts.output(output)
         tensors = [*parts.tensors]
-        if self._channels_last and not any(map(lies_channels_last, pytree.tree_leaves((args, kwargs)))):
+        if self._channels_last and not any(map(lies_channels_last, leaves)):
             tensors = [each.contiguous() if lies_channels_last(each) else each for each in tensors]
         self.differentiated = differentiated(tensors, self.backward_from)
         if self._outputs == "loss":
@@ -345,6 +353,8 @@ class _Subject(nn.Module):
         tensors += left_tensors
         if not self.differentiated:
             raise without_gradient(type(self.model).__name__)
+        starts = [tensors[place] for place in self.differentiated]
+        self.tells_none_apart = any(reaches_otherwise(each, starts) for each in refused.asking_for_none)
         self.inner = tuple(places_of_inner(tensors))
         self.uses = tuple(uses_of(tensors, given))
         self.questions = answers.questions
@@ -428,13 +438,31 @@ def _check_dense(name: str, graph: fx.Graph) -> None:
     """Refuse tensors without plain memory, whose sizes depend on values."""
     for node in graph.nodes:
         if any(each.layout is not torch.strided and not each.is_mkldnn for each in tensors_in(node.meta.get("val"))):
-            mark = (node.meta.get("custom") or {}).get(ANNOTATION)
-            where = f" in module {mark.module!r} at {mark.source}" if mark is not None else ""
+            module, where = _place_of(node)
             raise CaptureError(
                 f"{name} could not be captured: {node.target}{where} makes a sparse tensor, whose size depends on "
                 "values; use dense ones (nn.Embedding(..., sparse=False))",
-                module="" if mark is None else mark.module,
+                module=module,
             )
+
+
+def _check_no_generators(name: str, graph: fx.Graph) -> None:
+    """Refuse draws from a generator that the forward makes: the trace holds the one of its own run."""
+    for node in graph.nodes:
+        drawn = isinstance(node.target, torch._ops.OpOverload) and node.kwargs.get("generator")
+        if isinstance(drawn, fx.Node):
+            module, where = _place_of(node)
+            raise CaptureError(
+                f"{name} could not be captured: {node.target}{where} draws from a generator of its own, which a "
+                "captured call does not; draw from torch's own generator",
+                module=module,
+            )
+
+
+def _place_of(node: fx.Node) -> tuple[str, str]:
+    """Return the module of a node, and words that say where it is."""
+    mark = (node.meta.get("custom") or {}).get(ANNOTATION)
+    return ("", "") if mark is None else (mark.module, f" in module {mark.module!r} at {mark.source}")
 
 
 def _restore_shared_results(graph: fx.Graph) -> None:
@@ -478,9 +506,7 @@ def _as_fake_as(model: nn.Module, sample: Sample) -> Sample:
     mode = _torch.detect_fake_mode(list(model.parameters()))
     if mode is None:
         return sample
-    args, kwargs = pytree.tree_map_only(
-        torch.Tensor, lambda tensor: _fake(mode, tensor), (sample.args, dict(sample.kwargs))
-    )
+    args, kwargs = map_tensors(lambda tensor: _fake(mode, tensor), (sample.args, dict(sample.kwargs)))
     return Sample(args, kwargs)
 
 

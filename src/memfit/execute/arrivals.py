@@ -6,7 +6,8 @@ Note [No gradient is not zero]
     decay them. So it is noted which gradients have arrived, and for every set of them there is a backward graph of its
     own: what depends only on gradients that have not arrived is not computed; where it would be added to something,
     that stays as it is; other operators that read it get zeros, as in the eager run. What stays as it is has two names
-    then, so nothing is written over it.
+    then, so nothing is written over it. A function that asks for None rather than zeros has run once, in the trace:
+    what arrives is refused where that would reach other results of the function than there.
 
 Note [Another loss]
     A backward pass that starts from one number, expanded (Note [Gradients of outputs] in
@@ -51,7 +52,7 @@ class Arrivals:
         self._outputs = joint.differentiated
         self._of_one_number = frozenset(each for each in self._outputs if _starts_from_one(joint, each))
         self._first = first
-        self._asks_for_none = joint.late.asks_for_none
+        self._tells_none_apart = joint.tells_none_apart
         self._now = threading.local()
 
     @classmethod
@@ -92,7 +93,7 @@ class Arrivals:
         return run
 
     def _check_zeros(self) -> None:
-        if self._asks_for_none:
+        if self._tells_none_apart:
             raise ExecutionError(
                 "an output got no gradient in this backward pass, and an autograd.Function of the model asks for None "
                 "where none arrives (set_materialize_grads(False)), which a captured call does not hand on; call "

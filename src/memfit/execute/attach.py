@@ -31,7 +31,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit.alone import alone
@@ -48,6 +47,7 @@ from memfit.execute.call import Call
 from memfit.execute.differences import difference
 from memfit.execute.gate import Gate
 from memfit.execute.kinds import LastCall, attributes_on, kind_of_call, parts_of, requires_grad
+from memfit.trees import flatten
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +197,7 @@ class PlannedForward:
     def _called(self, caller: types.FrameType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if caller.f_code is _CALL_OF_MODULE and caller.f_locals["self"] is not self._model:
             return self._of_a_copy(caller.f_locals["self"], args, kwargs)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = flatten((args, kwargs))
         if not self.active or _torch.is_transformed() or self._is_looked_at(leaves):
             return self.original(*args, **kwargs)
         last = self._last  # another thread may replace it
@@ -274,7 +274,7 @@ class PlannedForward:
     def capture(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Capture this kind of call, so that the next one of it runs at once."""
         modules, states = parts_of(self._model)
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = flatten((args, kwargs))
         call = self._captured(args, kwargs)
         self.calls[kind_of_call(modules, states, leaves, spec, containers_in(args, kwargs))] = [call]
         self._last = None

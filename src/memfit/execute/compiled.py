@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit.capture.blame import BUGS, failed_running, is_of_the_model
@@ -30,6 +29,7 @@ from memfit.ir import Graph, Program
 from memfit.ops.inplace import in_place_form
 from memfit.ops.stretch import Stretch, compile_all
 from memfit.tensors import tensors_in
+from memfit.trees import leaves_of
 
 Boxed = Callable[[list[Any]], list[Any]]  # empties the list it is given
 Around = Callable[[Boxed], Boxed]
@@ -55,7 +55,7 @@ class CompiledCall:
         """
         self._kept_gradients = kept_gradients
         self._results = joint.results
-        self._keywords = _torch.keywords_of(joint.export)
+        self._keywords = joint.keywords
         self._differentiated = joint.differentiated
         self._guarded = joint.undifferentiated
         self._inner = joint.inner
@@ -127,7 +127,7 @@ class CompiledCall:
         if self._kept_gradients is not None and not self._kept_gradients.look(states):
             self._kept_gradients = None
         ordered = {name: kwargs[name] for name in self._keywords}
-        given = (*states, *pytree.tree_leaves((args, ordered)))
+        given = (*states, *leaves_of((args, ordered)))
         if self._numbers is not None:
             values = self._numbers.taken()
             self._numbers.put(values)

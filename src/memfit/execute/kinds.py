@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit.accelerator import kinds
@@ -29,6 +28,7 @@ from memfit.capture.outputs import is_constant
 from memfit.errors import InvalidInput
 from memfit.execute.call import Call
 from memfit.execute.inner_outputs import REFUSED
+from memfit.trees import flatten
 
 _PLAIN = (torch.Tensor, nn.Parameter)
 _own_attributes = operator.attrgetter("__dict__")
@@ -152,7 +152,7 @@ def attributes_on(leaves: list[Any]) -> list[str]:
 
 def kind_of_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What two calls of one module have in common if they are of one kind, see Note [Kinds of calls]."""
-    return kind_of_call([], [], *pytree.tree_flatten((args, kwargs)), containers_in(args, kwargs))
+    return kind_of_call([], [], *flatten((args, kwargs)), containers_in(args, kwargs))
 
 
 def kind_of_call(

@@ -36,7 +36,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit.accelerator import accelerators_of, generators_kept, synchronize, timed_event, without_autocast
@@ -444,7 +443,7 @@ class _Inputs:
 
     def __init__(self, graph: fx.Graph, model: nn.Module, sample: Sample) -> None:
         states = states_by_name(model)
-        leaves = pytree.tree_leaves((sample.args, dict(sample.kwargs)))
+        leaves = sample.leaves()
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
         with _torch.no_modes():  # the trace may be open
             self._given = {node.name: _given(node, states, leaves) for node in placeholders}

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memfit.capture.sample import Sample
 from memfit.errors import MemfitError, first_line
@@ -17,6 +16,7 @@ from memfit.plan.validate import check_program
 from memfit.prepare import Traced, planned_graph, prepare, traced_as_eager, traced_for
 from memfit.prove.spilled_step import predicted_step
 from memfit.runner import check_equal_to_eager
+from memfit.trees import map_tensors
 from memfit.units import format_bytes
 
 
@@ -59,7 +59,7 @@ def first_rows(sample: Sample, rows: int) -> Sample:
             return tensor
         return tensor.detach()[:rows].requires_grad_(tensor.requires_grad)
 
-    args, kwargs = pytree.tree_map_only(torch.Tensor, cut, (sample.args, dict(sample.kwargs)))
+    args, kwargs = map_tensors(cut, (sample.args, dict(sample.kwargs)))
     return Sample(args, kwargs)
 
 

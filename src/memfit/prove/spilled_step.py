@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memfit import _torch
 from memfit.accelerator import accelerators_of, generators_kept
@@ -22,6 +21,7 @@ from memfit.ir import Graph
 from memfit.measure.live import LiveBytes
 from memfit.plan.spilled import SpilledPeak, spilled_peak
 from memfit.tensors import states_by_name
+from memfit.trees import map_tensors
 
 
 def predicted_step(model: nn.Module, sample: Sample, graph: Graph, workspace_bytes: Sequence[int]) -> SpilledPeak:
@@ -37,9 +37,7 @@ def _forward_bytes(model: nn.Module, sample: Sample) -> int:
     """The most that values of a forward pass take at once if nothing is saved; 0 if it cannot be run without memory."""
     mode = _torch.FakeTensorMode(allow_non_fake_inputs=True)
     states = {name: _without_memory(mode, state) for name, state in states_by_name(model).items()}
-    args, kwargs = pytree.tree_map_only(
-        torch.Tensor, lambda tensor: _without_memory(mode, tensor), (sample.args, dict(sample.kwargs))
-    )
+    args, kwargs = map_tensors(lambda tensor: _without_memory(mode, tensor), (sample.args, dict(sample.kwargs)))
     live, snapshot = LiveBytes(), Snapshot(model)
     try:
         with (

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from memfit.capture.autocast import autocast_state
 from memfit.capture.calls import NotedCall, noted_calls
@@ -39,6 +38,7 @@ from memfit.recipe import Recipe, without_channels_last
 from memfit.regions.marked import MarkedCall
 from memfit.runner import check_equal_to_eager
 from memfit.tensors import storage_bytes
+from memfit.trees import map_tensors
 from memfit.units import format_bytes
 
 Holders = Mapping[nn.Parameter, set[nn.Module]]
@@ -270,10 +270,8 @@ class RegionSearch:
 
 
 def _without_memory(sample: Sample) -> Sample:
-    args, kwargs = pytree.tree_map_only(
-        torch.Tensor,
-        lambda tensor: torch.empty_like(tensor, device="meta"),
-        (sample.args, dict(sample.kwargs)),
+    args, kwargs = map_tensors(
+        lambda tensor: torch.empty_like(tensor, device="meta"), (sample.args, dict(sample.kwargs))
     )
     return Sample(args, kwargs)
 

@@ -14,6 +14,7 @@ from memfit.execute.compiled import Boxed, CompiledCall
 from memfit.ir import Graph, Kind, Phase, Program
 from memfit.plan.regions import Surroundings, shared_storages
 from memfit.tensors import storage_key, tensors_in
+from memfit.trees import leaves_of
 
 BEGIN, END = "begin", "end"
 
@@ -82,7 +83,7 @@ class MarkedCall:
     def _given(self, args: Any, kwargs: Any) -> dict[int, torch.Tensor]:
         """Arguments by the storage that stands for them."""
         batch = {each.name: index for index, each in enumerate(self._graph.storages) if each.kind is Kind.BATCH}
-        leaves = zip(self._names, torch.utils._pytree.tree_leaves((args, kwargs)), strict=True)
+        leaves = zip(self._names, leaves_of((args, kwargs)), strict=True)
         return {batch[name]: leaf for name, leaf in leaves if isinstance(leaf, torch.Tensor) and name in batch}
 
     def _handed_in(self, arguments: list[Any]) -> dict[int, _torch.StorageWeakRef]:

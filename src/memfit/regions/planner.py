@@ -244,19 +244,12 @@ def make_region_planner(model: nn.Module, sample: Sample, recipe: Recipe, error:
     options: dict[str, Any] = {"least_bytes": max(1, least_bytes), "limit_bytes": most_bytes, "spills": spills}
     regions = find_regions(model, sample, recipe, error, **options)
     if not regions.found:
-        raise _without_regions(error, regions.left_eager, _unplanned_bytes(eager, recipe))
+        raise _without_regions(error, regions.left_eager, eager.peak_bytes)
     stretches = stretches_of(model, sample, recipe, regions.found, eager.optimizer, spills=spills)
     return RegionPlanner(model, sample, recipe, regions, eager, stretches, time.monotonic() - start)
 
 
-def _unplanned_bytes(eager: EagerStep, recipe: Recipe) -> int | None:
-    """Return what a step takes as it is, if that is within the budget."""
-    if recipe.budget == "smallest" or eager.peak_bytes is None:
-        return None
-    return eager.peak_bytes if eager.peak_bytes <= budget_bytes(recipe.budget, eager.peak_bytes) else None
-
-
-def _without_regions(error: CaptureError, left_eager: Mapping[str, str], unplanned_bytes: int | None) -> CaptureError:
+def _without_regions(error: CaptureError, left_eager: Mapping[str, str], unplanned_bytes: int) -> CaptureError:
     """Say of a part why it cannot be planned by itself: of the first that is refused, rather than one that is small."""
     parts = [(name, reason) for name, reason in left_eager.items() if name]
     name, reason = min(parts, key=lambda part: part[1].startswith(KEEPS_LITTLE), default=("", ""))
