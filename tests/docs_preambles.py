@@ -216,75 +216,9 @@ class Tools(Given):
 
 
 class Readme(Given):
-    """The front page touches everything; each block stands for itself."""
+    """Each block of the front page stands for itself."""
 
     each_block_alone = True
-    lengths = (8, 8, 9, 12, 15, 16)
-
-    def __init__(self) -> None:
-        WithFiles()
-        self._tools = Tools()
-        self._levels = Levels()
-
-    @property
-    def LlamaForCausalLM(self) -> Any:  # noqa: N802  (the page's name)
-        from transformers import LlamaForCausalLM
-
-        return LlamaForCausalLM
-
-    @staticmethod
-    def LlamaConfig(**options: Any) -> Any:  # noqa: N802  (the page's name)
-        from transformers import LlamaConfig
-
-        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
-        return LlamaConfig(**sizes, vocab_size=50, **options)
-
-    @staticmethod
-    def fully_shard(module: nn.Module) -> None:
-        from torch.distributed.fsdp import fully_shard
-
-        if not dist.is_initialized():
-            OneRank()
-        fully_shard(module)
-
-    @property
-    def DistributedDataParallel(self) -> Any:  # noqa: N802  (the page's name)
-        from torch.nn.parallel import DistributedDataParallel
-
-        if not dist.is_initialized():
-            OneRank()
-        return DistributedDataParallel
-
-    @property
-    def trainer(self) -> Any:
-        tools = self._tools
-        return tools.Trainer(model=tools.model, args=tools.args, train_dataset=tools.data, data_collator=tools.collator)
-
-    @property
-    def L(self) -> Any:  # noqa: N802  (the page's name)
-        return self._tools.L
-
-    @property
-    def MemfitCallback(self) -> Any:  # noqa: N802  (the page's name)
-        from memfit.integrations.lightning import MemfitCallback
-
-        return MemfitCallback
-
-    @property
-    def accelerator(self) -> Any:
-        return self._tools.accelerator
-
-    @functools.cached_property
-    def reweight(self) -> Any:
-        levels = self._levels
-        config = memfit.multilevel.Config(type="darts")
-        return Reweight("reweight", config, levels.weigher, levels.weigher_optimizer, None, levels.balanced_loader)
-
-    @functools.cached_property
-    def classifier(self) -> Any:
-        levels = self._levels
-        config = memfit.multilevel.Config(type="darts")
-        return Classifier("classifier", config, levels.network, levels.optimizer, None, levels.loader)
 
 
 class Zoo(Given):
