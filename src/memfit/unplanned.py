@@ -94,13 +94,13 @@ class UnplannedStep:
         if self.outside_a_loop is None or not self.loop.backward:
             return {}
         others = {
-            f"{name} kept": dataclasses.replace(self.loop, **{name: "kept"})
-            for name in ("gradients", "outputs")
-            if getattr(self.loop, name) != "kept"
+            "gradients kept": dataclasses.replace(self.loop, gradients="kept"),
+            "outputs kept": dataclasses.replace(self.loop, outputs="kept"),
         }
         found = {
             words: self._timeline(*other.around(*self.outside_a_loop), self.optimizer_memory).peak_bytes
             for words, other in others.items()
+            if other != self.loop
         }
         if self.optimizer_memory.state_bytes:
             found["first step alone"] = self._first_peak_bytes()
