@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from benchmarks.course_lm import AdamW, CourseLM, cross_entropy, softmax
+from benchmarks.gpu_truth_language import bert, causal, gpt_neo, outputs_in_a_variable, qwen2, qwen3, t5
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -50,20 +51,6 @@ def _classified(model: Any, batch: Any) -> torch.Tensor:
 
 def _own_loss(model: Any, batch: Any) -> torch.Tensor:
     return model(**batch).loss  # type: ignore[no-any-return]
-
-
-def _outputs_in_a_variable(model: Any, batch: Any) -> Any:
-    outputs = model(**batch)
-    held = [each for name, each in outputs.items() if name != "loss" and isinstance(each, torch.Tensor)]
-    return outputs.loss, *held, *_cached(outputs)
-
-
-def _cached(outputs: Any) -> list[torch.Tensor]:
-    """Return keys and values that a language model returns for a next call, which there is none of in training."""
-    cache = outputs.get("past_key_values")
-    caches = [getattr(cache, name, None) for name in ("self_attention_cache", "cross_attention_cache")]
-    found = [each for each in (*caches, cache) if hasattr(each, "layers")]
-    return [each for one in found for layer in one.layers for each in (layer.keys, layer.values)]
 
 
 def _written_out(model: Any, batch: Any) -> torch.Tensor:
@@ -231,76 +218,12 @@ def _language(row: int, name: str, device: str, batch: int, make: Callable[[], n
         name=name,
         device=device,
         make=both,
-        loss=_outputs_in_a_variable,
+        loss=outputs_in_a_variable,
         outputs="kept",
         optimizer=optimizer,
         before_mib=-_CUBLAS_MIB,
         context_mib=_LOADED_LATER_MIB,
     )
-
-
-def _causal(kind: str, **options: Any) -> nn.Module:
-    import transformers
-
-    config = getattr(transformers, f"{kind}Config")(**options)
-    model: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
-    return model.train()
-
-
-def _gpt_neo() -> nn.Module:
-    return _causal("GPTNeo", hidden_size=768, num_layers=12, num_heads=12, attention_types=[[["global", "local"], 6]])
-
-
-def _qwen3() -> nn.Module:
-    return _causal(
-        "Qwen3",
-        hidden_size=2560,
-        intermediate_size=9728,
-        num_hidden_layers=36,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        vocab_size=151936,
-        tie_word_embeddings=True,
-    )
-
-
-def _qwen2() -> nn.Module:
-    return _causal(
-        "Qwen2",
-        hidden_size=1536,
-        intermediate_size=8960,
-        num_hidden_layers=28,
-        num_attention_heads=12,
-        num_key_value_heads=2,
-        vocab_size=151936,
-        tie_word_embeddings=False,
-    )
-
-
-def _t5() -> nn.Module:
-    import transformers
-
-    model: nn.Module = transformers.T5ForConditionalGeneration(
-        transformers.T5Config(vocab_size=32128, decoder_start_token_id=0)
-    )
-    return model.train()
-
-
-def _bert() -> tuple[nn.Module, Any]:
-    import transformers
-
-    config = transformers.BertConfig(
-        hidden_size=1024,
-        num_hidden_layers=24,
-        num_attention_heads=16,
-        intermediate_size=4096,
-        attn_implementation="eager",
-    )
-    tokens = torch.empty(4, 512, dtype=torch.int64)
-    labels = torch.empty(4, dtype=torch.int64)
-    model = transformers.BertForSequenceClassification(config).train()
-    return model, {"input_ids": tokens, "labels": labels}
 
 
 def _course(row: int, name: str, sizes: tuple[int, ...], batch: int, context: int, device: str, **changes: Any) -> Case:
@@ -406,13 +329,13 @@ def cases() -> list[Case]:
         _xmem(6, "MnasNet b323", 323, _mnasnet, _plain_sgd),
         _xmem(7, "ResNet-101 b351", 351, named(_vision, "resnet101"), _plain_sgd),
         _xmem(8, "VGG-16 b684", 684, named(_vision, "vgg16"), _plain_sgd),
-        _language(9, "GPT-Neo 125M b10", "RTX 3060", 10, _gpt_neo, _adamw),
-        _language(10, "Qwen3-4B b1", "A100-40GB", 1, _qwen3, _plain_sgd),
+        _language(9, "GPT-Neo 125M b10", "RTX 3060", 10, gpt_neo, _adamw),
+        _language(10, "Qwen3-4B b1", "A100-40GB", 1, qwen3, _plain_sgd),
         _xmem(11, "RegNetX-400MF b382", 382, named(_vision, "regnet_x_400mf"), _adam),
         _xmem(12, "MobileNetV3-S b258", 258, _small_mobilenet, _plain_sgd),
-        _language(13, "DistilGPT-2 b10", "RTX 3060", 10, named(_causal, "GPT2", n_layer=6), _adamw),
-        _language(14, "T5-small b20", "RTX 3060", 20, _t5, _adamw),
-        _language(15, "DeepSeek-R1-Qwen-1.5B b1", "A100-40GB", 1, _qwen2, _plain_sgd),
+        _language(13, "DistilGPT-2 b10", "RTX 3060", 10, named(causal, "GPT2", n_layer=6), _adamw),
+        _language(14, "T5-small b20", "RTX 3060", 20, t5, _adamw),
+        _language(15, "DeepSeek-R1-Qwen-1.5B b1", "A100-40GB", 1, qwen2, _plain_sgd),
         _floats(16, "small CNN b128", _small_cnn),
         _floats(17, "VGG-16 b128", named(_with_ten_classes, "vgg16", "classifier.6"), 16),
         _floats(18, "ResNet-50 b128", named(_with_ten_classes, "resnet50", "fc"), 16, 17),
@@ -430,7 +353,7 @@ def cases() -> list[Case]:
             row=91,
             name="BERT-large b4 x 512",
             device="V100-16GB",
-            make=_bert,
+            make=bert,
             loss=_own_loss,
             optimizer=_adamw,
             context_mib=(1343e6 / 2**20, 1343e6 / 2**20),

@@ -93,15 +93,14 @@ class UnplannedStep:
         """Return by how much the peak would be higher if the loop kept more, or if the first step were the only one."""
         if self.outside_a_loop is None or not self.loop.backward:
             return {}
-        kept: dict[str, dict[str, Any]] = {name: {name: "kept"} for name in ("gradients", "outputs")}
         others = {
-            f"{name} kept": dataclasses.replace(self.loop, **change)
-            for name, change in kept.items()
-            if getattr(self.loop, name) != "kept"
+            "gradients kept": dataclasses.replace(self.loop, gradients="kept"),
+            "outputs kept": dataclasses.replace(self.loop, outputs="kept"),
         }
         found = {
             words: self._timeline(*other.around(*self.outside_a_loop), self.optimizer_memory).peak_bytes
             for words, other in others.items()
+            if other != self.loop
         }
         if self.optimizer_memory.state_bytes:
             found["first step alone"] = self._first_peak_bytes()
