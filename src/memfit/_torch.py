@@ -3,7 +3,7 @@
 Those of the allocator's events and of what Inductor compiles are in `_memory_events.py`, `_compiler_start.py`,
 `_kernel_batches.py` and `_kept_kernels.py`.
 
-`export_joint` rests on `aot_export_joint_with_descriptors`
+`export_joint` rests on `aot_export_joint_with_descriptors`, and on the `view_meta_sequence` of its `output_info`
     One ATen graph of forward and backward; `meta["desc"]` on placeholders and on the output node;
     `meta["custom"]` and `meta["autograd_backward"]` on the other nodes.
 `compile_joint` rests on `aot_compile_joint_with_descriptors`, its `__wrapped__`, `fw_metadata.bw_donated_idxs`,
@@ -345,7 +345,17 @@ def export_joint(
 ) -> JointWithDescriptors:
     """Trace forward and backward of a module into one graph with static shapes."""
     with _use_lazy_graph_module(True), failures_unlogged():
-        return aot_export_joint_with_descriptors(stack, module, args, kwargs, ignore_shape_env=True)
+        joint = aot_export_joint_with_descriptors(stack, module, args, kwargs, ignore_shape_env=True)
+    _replay_views_with_gradients(joint)
+    return joint
+
+
+def _replay_views_with_gradients(joint: JointWithDescriptors) -> None:
+    """Let torch make views that require a gradient without the `detach` that in-place writes leave in their history."""
+    for output in joint._aot_state.fw_metadata.output_info:
+        views = output.view_meta_sequence
+        if views is not None and output.requires_grad:
+            views.sequence = [each for each in views.sequence if type(each).__name__ != "detach_ViewMeta"]
 
 
 def with_states(module: nn.Module, states: dict[str, torch.Tensor]) -> contextlib.AbstractContextManager[Any]:

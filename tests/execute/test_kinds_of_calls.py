@@ -180,7 +180,7 @@ def test_a_flag_set_in_the_first_forward_is_seen_in_the_second():
     assert memfit.captures_of(captured).count == 2
 
 
-def test_an_output_with_tensors_that_cannot_be_found_is_refused():
+def test_a_distribution_is_made_anew_by_every_call():
     class Distributed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -189,8 +189,42 @@ def test_an_output_with_tensors_that_cannot_be_found_is_refused():
         def forward(self, features):
             return torch.distributions.Normal(self.linear(features), 1.0, validate_args=False)
 
-    with pytest.raises(CaptureError, match="holds a Normal"):
-        memfit.fit(Distributed(), torch.randn(1, 2))
+    eager, batch = Distributed(), torch.randn(3, 2)
+    captured = memfit.fit(copy.deepcopy(eager), torch.randn(3, 2))
+    for model in (eager, captured):
+        found = model(batch)
+        assert type(found) is torch.distributions.Normal
+        found.log_prob(torch.ones(2)).sum().backward()
+    assert captured(batch) is not captured(batch)
+    assert torch.equal(eager(batch).mean, captured(batch).mean)
+    assert torch.equal(eager.linear.weight.grad, captured.linear.weight.grad)
+
+
+def test_an_output_with_tensors_that_cannot_be_found_is_refused():
+    class InSet(nn.Linear):
+        def forward(self, features):
+            return {super().forward(features)}
+
+    with pytest.raises(CaptureError, match="holds a set"):
+        memfit.fit(InSet(2, 2), torch.randn(1, 2))
+
+
+def test_views_of_what_was_written_in_place_get_gradients():
+    class Written(nn.Linear):
+        def forward(self, features):
+            values = super().forward(features)
+            written = torch.empty_like(values)
+            written[:, 0] = values[:, 0]
+            written[:, 1:] = values[:, 1:] * 2
+            return written.transpose(0, 1), written[:1]
+
+    eager, batch = Written(4, 4), torch.randn(3, 4)
+    captured = memfit.fit(copy.deepcopy(eager), torch.randn(3, 4))
+    for model in (eager, captured):
+        turned, first = model(batch)
+        assert turned.requires_grad
+        (turned.square().sum() + first.exp().sum()).backward()
+    assert torch.equal(eager.weight.grad, captured.weight.grad)
 
 
 def test_an_interrupted_capture_leaves_no_mode_behind():
