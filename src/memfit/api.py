@@ -336,6 +336,8 @@ def _leave(recipe: Recipe, model: nn.Module, example: Sample, error: CaptureErro
         raise error
     budget = _of_tensors(recipe, model, example).budget
     if budget != "smallest" and step_bytes > (limit_bytes := budget_bytes(budget, step_bytes)):
+        if isinstance(error, InternalError):  # which says nothing of what is possible
+            raise error
         raise InfeasibleBudget(
             f"a step takes {format_bytes(step_bytes)} as it is, {format_bytes(limit_bytes)} were given, and nothing of "
             f"the model can be planned to take less; give a bigger budget, or a smaller batch: {error}",
