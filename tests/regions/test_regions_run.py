@@ -220,3 +220,36 @@ def test_gradients_reach_a_region_in_the_layout_in_which_they_come_in_eager(save
     for each in (model, twin):
         each(batch).square().mean().backward()
     assert torch.equal(model.bias.grad, twin.bias.grad)
+
+
+class Masking(nn.Module):
+    """Looks at what it has computed, and has a part that takes a mask or None."""
+
+    class Layer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(32, 128), nn.Linear(128, 32)
+
+        def forward(self, hidden, mask):
+            hidden = torch.tanh(self.first(hidden))
+            return self.second(hidden if mask is None else hidden * mask)
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(self.Layer() for _ in range(3))
+
+    def forward(self, hidden, mask=None):
+        for layer in self.layers:
+            hidden = layer(hidden, mask)
+        return hidden.square().mean() if hidden.mean() < 1e9 else hidden.sum()
+
+
+def test_a_call_with_other_operators_is_told_so_and_runs_as_it_is():
+    torch.manual_seed(0)
+    eager, batch = Masking(), torch.randn(64, 32)
+    model = memfit.fit(copy.deepcopy(eager), (batch, torch.ones(64, 1)), 0.8, remember=False, progress=False)
+    with pytest.warns(UserWarning, match="runs other operators than the call that was planned"):
+        loss = model(batch)
+    loss.backward()
+    eager(batch).backward()
+    assert_same([each.grad for each in eager.parameters()], [each.grad for each in model.parameters()])

@@ -18,7 +18,7 @@ from torch import nn
 from memfit.capture.calls import Loss, NotedCall, noted_calls
 from memfit.capture.sample import Sample, cut_off
 from memfit.capture.spilled import SpillFile
-from memfit.errors import InvalidFile, MemfitError
+from memfit.errors import ExecutionError, InvalidFile, MemfitError
 from memfit.execute.attach import PlannedForward, attach, check_unplanned, regions_of, remove
 from memfit.execute.call import Call, OwnForward
 from memfit.execute.compiled import CompiledCall
@@ -43,6 +43,7 @@ class RegionRunner:
     only_the_plan: bool = False  # refuse a call that the plan is not for
     kinds: int = 0  # captured so far
     planned_bytes: int | None = None  # that the call takes which was planned, once it came
+    operations: tuple[str, ...] = ()  # that it runs
 
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         if self.kinds >= _MOST_KINDS:
@@ -72,9 +73,20 @@ class RegionRunner:
             is_planned = graph.digest() == self.plan.program.graph_digest
             if self.only_the_plan and not is_planned:
                 raise InvalidFile(other_call(self.plan, example))
+            self._check_operations(tuple([each.target for each in graph.operations]), is_planned=is_planned)
             check_program(graph, self.plan.program)
             self._compare(simulate(graph, self.plan.program).peak_bytes, is_planned=is_planned)
             return CompiledCall(joint, graph, self.plan.program)
+
+    def _check_operations(self, operations: tuple[str, ...], *, is_planned: bool) -> None:
+        """Refuse a call to which the decisions of the planned one say nothing."""
+        if is_planned:
+            self.operations = operations
+        elif self.operations and operations != self.operations:
+            raise ExecutionError(
+                "it runs other operators than the call that was planned, as where an argument is None now or was then; "
+                "give fit a sample like the calls that take most, or give all calls the same arguments"
+            )
 
     def _compare(self, peak_bytes: int, *, is_planned: bool) -> None:
         """Warn of a call that takes more than the one that was planned."""
