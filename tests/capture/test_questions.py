@@ -42,6 +42,19 @@ def with_a_constant(mask: torch.Tensor, _hidden: torch.Tensor) -> bool:
     return bool((mask.sum() >= torch.tensor(60)).item())
 
 
+def shifted_before(mask: torch.Tensor, _hidden: torch.Tensor) -> bool:
+    """As T5 shifts its labels, which are new memory that is written into."""
+    shifted = mask.new_zeros(mask.shape)
+    shifted[..., 1:] = mask[..., :-1].clone()
+    return bool(mask.all())
+
+
+def view_written_before(mask: torch.Tensor, _hidden: torch.Tensor) -> bool:
+    mine = mask.clone()
+    mine.view(-1)[0] = 1
+    return bool(mine[1:].all())
+
+
 def longest(mask: torch.Tensor, _hidden: torch.Tensor) -> bool:
     return int(mask.sum(-1).max()) == 8
 
@@ -71,7 +84,7 @@ def trained(model: nn.Module, masks: list[torch.Tensor]) -> list[torch.Tensor]:
     return seen
 
 
-@pytest.mark.parametrize("asks", [all_of_it, kept_rows, with_a_constant])
+@pytest.mark.parametrize("asks", [all_of_it, kept_rows, with_a_constant, shifted_before])
 def test_an_answer_is_kept_and_another_one_is_another_call(asks):
     torch.manual_seed(0)
     plain = Asking(asks)
@@ -82,7 +95,7 @@ def test_an_answer_is_kept_and_another_one_is_another_call(asks):
     assert memfit.captures_of(fitted).count == 2
 
 
-@pytest.mark.parametrize("asks", [longest, of_the_weights, written_before])
+@pytest.mark.parametrize("asks", [longest, of_the_weights, written_before, view_written_before])
 def test_numbers_weights_and_what_was_written_into_are_not_asked(asks):
     with pytest.raises(CaptureError, match="asks for the value of a tensor"):
         memfit.plan(Asking(asks), (torch.randn(8, 8, 16), FULL), budget=0.2, progress=False)

@@ -210,7 +210,7 @@ def test_a_parameter_that_is_written_only_later_is_named() -> None:
     model, sample = Changing(lambda _: None), Sample.of(torch.randn(2, 4))
     with nothing_remains(model, sample):
         step(model, sample, seed=1)
-    with pytest.raises(CaptureError, match=r"writes into slow\.weight, but did not do so the first time"):  # noqa: SIM117
+    with pytest.raises(CaptureError, match=r"changes slow\.weight, where it changed nothing the first time"):  # noqa: SIM117
         with nothing_remains(model, sample), torch.no_grad():
             model.slow.weight.add_(1)
 
@@ -229,3 +229,25 @@ def test_parameters_are_copied_once_unless_they_are_written() -> None:
         pass
     assert any(each is model.slow.weight for each in kept)
     assert not any(each is model.linear.weight for each in kept)
+
+
+class OwnIterator:
+    """An iterator that refuses to be pickled, as those of DataLoaders do."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __next__(self) -> int:
+        self.place += 1
+        return self.place
+
+    def __getstate__(self) -> None:
+        raise NotImplementedError
+
+
+def test_an_iterator_that_cannot_be_pickled_is_put_back_by_its_attributes() -> None:
+    model = nn.Linear(2, 2)
+    model.numbers = OwnIterator()
+    with nothing_remains(model, Sample((torch.randn(2, 2),))):
+        next(model.numbers)
+    assert model.numbers.place == 0

@@ -10,10 +10,11 @@ Note [Promises]
     called several times for one backward, autograd adds up all uses of a parameter one by one, and those of a captured
     call at once. Where `fit` is not told of the loss, a gradient may come in another layout than its output has. Where
     there is a tolerance, the first step is held to it alone: the next starts from other weights.
-    Compiled kernels are within 1e-3 of eager: of the largest number of a tensor, for gradients of the largest gradient;
-    where a model computes in 16 bits, of which eager rounds every result to 8, all that rounds is within 0.05. Where eager's own gradients
-    are further than that from the same step's in float64, theirs are within four times what eager's are off; so is a
-    buffer, by itself: the mean of what was normalized before is what rounding leaves.
+    Compiled kernels are within 1e-3 of eager: of the largest number of a tensor, for gradients of the largest
+    gradient; where a model computes in 16 bits, of which eager rounds every result to 8, all that rounds is within
+    0.05. Where eager's own gradients are further than that from the same step's in float64, theirs are within four
+    times what eager's are off; so is a buffer, by itself: the mean of what was normalized before is what rounding
+    leaves.
 """
 
 import contextlib

@@ -22,6 +22,7 @@ from memfit.capture.held import generator_state, is_array, is_generator, is_shar
 PutBack = Callable[[], None]
 
 _ABSENT = object()
+_PYTHONS = ("builtins", "itertools", "collections", "_collections")  # whose iterators say where they stand
 
 
 class NotPutBack(Exception):
@@ -233,9 +234,11 @@ def _stand_of(value: Any) -> Any:
         return tuple([_stand_of(each) for each in value])
     if not hasattr(type(value), "__next__"):
         return value if isinstance(value, int | float | str) else id(value)
+    if type(value).__module__ not in _PYTHONS:  # somebody's own: its attributes tell, and pickling it may do anything
+        return ()
     try:
         return tuple([_stand_of(each) for each in value.__reduce__()[1:]])
-    except TypeError:  # of somebody's own, which cannot be told
+    except TypeError:
         return ()
 
 

@@ -5,10 +5,12 @@ Note [Questions about arguments]
     answer depends on the arguments alone, and not on parameters. So a trace answers it for the sample, by the operators
     that led to it, and a captured call is for arguments that answer alike: for others the model is captured anew.
     Only questions with the answers yes and no are answered so, of which there are few; a number, as the longest of
-    some lengths, would be another one for most batches. A tensor that is drawn, or written into, is not asked.
+    some lengths, would be another one for most batches. A tensor that is drawn is not asked, nor one whose memory is
+    written into, whatever view of it is: what is made by views has the memory of what it is made of.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from memfit import _torch
-from memfit.tensors import tensors_in
+from memfit.tensors import storage_key, tensors_in
 
 Leaves = Sequence[Any]  # of the arguments of a call
 ASKED = "what the forward asks about the values of"  # what words of a change begin with
@@ -29,6 +31,11 @@ class _Given:
     """A tensor among the arguments of a call."""
 
     place: int  # among their leaves
+
+    @property
+    def memory(self) -> "_Source":
+        """Return the source whose memory it shows."""
+        return self
 
     def value(self, leaves: Leaves, _known: dict["_Source", Any]) -> torch.Tensor:
         tensor: torch.Tensor = leaves[self.place]
@@ -47,6 +54,12 @@ class _Made:
     arguments: tuple[Any, ...]  # leaves: sources, and all else as it is
     spec: Any
     place: int  # among the leaves of what the operator returns
+
+    @property
+    def memory(self) -> "_Source":
+        """Return the source whose memory it shows."""
+        shown = self.operator._schema.returns[min(self.place, len(self.operator._schema.returns) - 1)].alias_info
+        return self if shown is None else next(each for each in self.arguments if isinstance(each, _Source)).memory
 
     def value(self, leaves: Leaves, known: dict["_Source", Any]) -> torch.Tensor:
         if self not in known:
@@ -105,8 +118,10 @@ class Answers:
         self._sources: WeakIdKeyDictionary = WeakIdKeyDictionary()
         self._asked: dict[_Source, Question] = {}
         self._made: dict[Any, _Made] = {}
+        shown = Counter(storage_key(each) for each in own if isinstance(each, torch.Tensor))
         for place, (one, other) in enumerate(zip(traced, own, strict=True)):
-            if isinstance(one, torch.Tensor) and _has_values(other):
+            # Of memory that is given twice, writes into one name are writes into the other.
+            if isinstance(one, torch.Tensor) and _has_values(other) and shown[storage_key(other)] == 1:
                 self._note(one, _Given(place))
 
     @property
@@ -116,11 +131,10 @@ class Answers:
 
     def follow(self, operator: Any, args: Any, kwargs: Any, result: Any, *, draws: bool, is_known: Any) -> None:
         """Note what an operator makes of arguments alone, and of tensors whose values are known."""
-        given = tensors_in((args, kwargs))
-        if not any(each in self._sources for each in given):
+        if not any(each in self._sources for each in tensors_in((args, kwargs))):
             return
         if operator._schema.is_mutable:
-            self._sources.clear()  # what is written into may be seen under other names
+            self._forget([self._sources[each] for each in _written(operator, args, kwargs) if each in self._sources])
             return
         leaves, spec = pytree.tree_flatten((args, kwargs))
         sources = [self._source_of(each, is_known) if isinstance(each, torch.Tensor) else each for each in leaves]
@@ -145,6 +159,13 @@ class Answers:
             self._asked[source] = Question(source, answer, subject)
         return self._asked[source].answer
 
+    def _forget(self, written: Sequence[_Source]) -> None:
+        """Know nothing more of what shows memory that was written into."""
+        memories = {each.memory for each in written}
+        for tensor, source in list(self._sources.items()):
+            if source.memory in memories:
+                del self._sources[tensor]
+
     def _source_of(self, tensor: torch.Tensor, is_known: Any) -> Any:
         source = self._sources.get(tensor)
         return is_known(tensor) if source is None else source
@@ -164,6 +185,12 @@ def _keys(arguments: Sequence[Any]) -> Iterator[Any]:
     for each in arguments:
         by_identity = isinstance(each, _Source | torch.Tensor)
         yield (id(each), None) if by_identity else (type(each), repr(each))
+
+
+def _written(operator: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    arguments = operator._schema.arguments
+    given = {argument.name: value for argument, value in zip(arguments, args, strict=False)} | kwargs
+    return tensors_in([given.get(each.name) for each in arguments if each.is_write])
 
 
 def _has_values(own: Any) -> bool:

@@ -122,8 +122,8 @@ class State:
         lost = next((each for each in self._tensors if each.is_lost()), None)
         if lost is not None:
             raise CaptureError(
-                f"the forward writes into {lost.path}, but did not do so the first time, so that it cannot be put back "
-                "after a step that is run to plan; keep it in a buffer"
+                f"the forward changes {lost.path}, where it changed nothing the first time, so that it cannot be put "
+                "back after a step that is run to plan; keep it in a buffer"
             )
         _check_put_back(not_put_back)
 

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 from memfit.capture.autocast import autocast, autocast_state
 from memfit.errors import InvalidInput
 from memfit.execute.attach import captures_of, remove
+from memfit.integrations.data_state import data_put_back
 from memfit.integrations.loop import fit_in_loop
 from memfit.integrations.outermost import OutermostCalls
 from memfit.integrations.peak_report import PeakReport, capture_numbers
@@ -189,7 +190,8 @@ def _first_batch(trainer: Trainer) -> Any:
     combined = trainer.fit_loop._combined_loader
     twin = copy.copy(combined)
     twin.flattened = [_begun_anew(loader) for loader in combined.flattened]
-    batch, _, _ = next(iter(twin))
+    with data_put_back(*combined.flattened):
+        batch, _, _ = next(iter(twin))
     return batch
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from memfit.errors import InvalidInput, InvalidSample
+from memfit.integrations.data_state import data_put_back
 from memfit.integrations.within import generators_put_back
 from memfit.step.buckets import PAD_VALUES, Buckets
 
@@ -45,7 +46,7 @@ def look_at_data(trainer: Any, wanted: Buckets | int | None) -> TrainerData:
     """Make the longest batch from the trainer's own dataset and collator, and choose buckets if lengths differ."""
     if trainer.train_dataset is None:
         raise InvalidInput("the trainer has no train_dataset to take a batch from; give it one before it is fitted")
-    with generators_put_back():
+    with generators_put_back(), data_put_back(trainer.train_dataset, trainer.data_collator):
         loader = trainer.get_train_dataloader()
         dataset: Any = getattr(loader, "dataset", None)
         if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
