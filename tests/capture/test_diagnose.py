@@ -103,7 +103,7 @@ def test_a_sample_of_the_wrong_shape_names_the_module_it_does_not_fit() -> None:
 
 class Sampling(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return torch.distributions.Normal(rows, rows.square() + 1).rsample()
+        return torch.distributions.Normal(rows, rows.square() + 1, validate_args=True).rsample()
 
 
 def test_a_distribution_that_checks_its_arguments_is_named_with_the_way_to_switch_that_off() -> None:

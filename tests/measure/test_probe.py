@@ -273,10 +273,10 @@ def test_what_the_caller_is_in_the_middle_of_does_not_change_a_cost(around) -> N
 
 
 def test_settings_of_kernels_can_be_read_whichever_way_they_were_set():
-    before = kernel_settings()
+    before, own = kernel_settings(), torch.backends.cuda.matmul.fp32_precision
     torch.backends.cuda.matmul.fp32_precision = "tf32"
     try:
         assert kernel_settings() != before
     finally:
-        torch.backends.cuda.matmul.fp32_precision = "none"
+        torch.backends.cuda.matmul.fp32_precision = own
     assert kernel_settings() == before
