@@ -51,7 +51,7 @@ class UpperEnd:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OutsideBytes:
-    """What a step takes on a device beside torch's allocator and the context."""
+    """Memory of a step on a device beside torch's allocator and the context."""
 
     lowest_bytes: int
     highest_bytes: int
@@ -105,7 +105,7 @@ class Estimate:
 
     @property
     def reason(self) -> str:
-        """What decides where between its ends a range is; "" where nothing is a range."""
+        """Say what decides where between its ends a range is; "" where nothing is a range."""
         moves = self.highest is not None and self.most_needed_bytes > self.needed_bytes + self._outside_width
         parts = (self.highest if moves else None, self.outside)
         return " and ".join(each.reason for each in parts if each is not None)

@@ -1,4 +1,4 @@
-"""What a planned step takes where its loss leaves outputs of the model without a gradient.
+"""Measure a planned step whose loss leaves outputs of the model without a gradient.
 
 Note [Fewer gradients]
     A plan is made for gradients of all outputs. Where a loss takes some of them, another backward pass runs: what would

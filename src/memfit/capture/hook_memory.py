@@ -1,4 +1,4 @@
-"""What hooks of modules add to a step: told from two steps on tensors without memory, with the hooks and without them.
+"""Tell what hooks of modules add to a step, from two steps on tensors without memory: with the hooks and without them.
 
 Note [More at most]
     A plan is made and measured without hooks. What they make, what they keep, and what is kept of what they make, is

@@ -79,7 +79,7 @@ _Source = _Given | _Made
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """What a forward asks, and the answer for which a call was captured."""
+    """A question of a forward, and the answer for which a call was captured."""
 
     source: _Source
     answer: bool

@@ -16,7 +16,7 @@ _PLANNING_S = 20.0  # a first answer; `memfit plan` searches for as long as one 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trained:
-    """What was trained when memory ran out, and on what."""
+    """The model that was trained when memory ran out, and its device."""
 
     subject: Subject
     optimizer: str

@@ -64,7 +64,7 @@ def _keepers(sources: Sequence[Any]) -> Iterator[PutBack]:
 
 
 def _inside(value: Any) -> list[Any]:
-    """What a small container holds."""
+    """Return the content of a small container."""
     if not isinstance(value, list | tuple | Mapping | Set) or len(value) > _LARGEST:
         return []
     return [*value.values()] if isinstance(value, Mapping) else [*value]
