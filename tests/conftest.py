@@ -32,6 +32,7 @@ LONG = (  # files that take a fifth of the fast tests' time: CI runs them by the
     "integrations/test_accelerate.py",
     "integrations/test_lightning.py",
     "measure/test_optimizer_peak.py",
+    "regions/test_regions_planner.py",
     "step/test_choose.py",
     "step/test_update_cost.py",
     "test_docs.py",
