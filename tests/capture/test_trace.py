@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import itertools
 import logging
 from typing import Any, NamedTuple
 
@@ -375,3 +376,22 @@ def test_a_model_without_weights_has_the_graph_of_the_real_one() -> None:
     with memfit.without_weights():
         fake, x = convolutions(), torch.empty(2, 3, 8, 8)
     assert targets(captured(fake, x)) == targets(captured(convolutions(), torch.randn(2, 3, 8, 8)))
+
+
+COUNTED = itertools.count()
+
+
+class Counted(nn.Module):
+    """Reaches an iterator that its forward does not move, as models reach those of libraries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.numbers = nn.Linear(2, 2), COUNTED
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.linear(rows)
+
+
+def test_iterators_may_be_moved_by_who_compiles_a_trace() -> None:
+    with traced(Counted(), Sample((torch.randn(2, 2),))):
+        next(COUNTED)

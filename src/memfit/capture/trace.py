@@ -141,15 +141,16 @@ def traced(
     with alone(), contextlib.ExitStack() as stack:
         start = time.monotonic()
         stack.enter_context(hooks_left_out(model))
-        clear_caches = stack.enter_context(draws_put_back(model, sample))
-        snapshot = Snapshot(model)
-        stack.callback(snapshot.restore)
-        subject = _Subject(
-            model, sample, clear_caches, snapshot, backward_from, with_hooks, outputs, channels_last, starts, runs
-        )
-        stack.callback(subject.reads.restore)
-        stack.callback(subject.numbers.restore)
-        joint = _export(stack, subject, _as_fake_as(model, sample))
+        # Only around the forward: who compiles the trace moves iterators of libraries, which count what they do.
+        with draws_put_back(model, sample) as clear_caches:
+            snapshot = Snapshot(model)
+            stack.callback(snapshot.restore)
+            subject = _Subject(
+                model, sample, clear_caches, snapshot, backward_from, with_hooks, outputs, channels_last, starts, runs
+            )
+            stack.callback(subject.reads.restore)
+            stack.callback(subject.numbers.restore)
+            joint = _export(stack, subject, _as_fake_as(model, sample))
         subject.reads.restore()
         snapshot.restore()  # torch puts back what it traced with by name, which forgets parts that have two
         stack.callback(_torch.forget_real_tensors, joint.export)

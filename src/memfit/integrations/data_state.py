@@ -17,8 +17,8 @@ from memfit.errors import InvalidInput
 
 _DEEPEST = 8
 _LARGEST = 200  # of containers that are looked into: samples have no state
-_LEAVES = (str, bytes, int, float, complex, torch.Tensor, type, types.ModuleType, types.FunctionType, types.MethodType)
-_LEAVES += (_BaseDataLoaderIter,)  # of the trainer's own, which nobody moves
+_CODE = (type, types.ModuleType, types.FunctionType, types.MethodType)
+_LEAVES = (str, bytes, int, float, complex, torch.Tensor, *_CODE, _BaseDataLoaderIter)
 
 
 @contextlib.contextmanager
