@@ -39,6 +39,21 @@ def test_functions_are_there_though_packages_have_their_names():
     assert run.stdout.split() == ["True", "True"]
 
 
+def test_asking_for_a_name_draws_nothing():
+    """Who has seeded before the first use draws what was seeded."""
+    lines = (
+        "import random, torch, numpy, memfit",
+        "def state(): return random.getstate(), torch.get_rng_state().tolist(), numpy.random.get_state()[1].tolist()",
+        "before = state()",
+        "memfit.zoo, memfit.fit",
+        "print(state() == before)",
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert run.stdout.split() == ["True"]
+
+
 def test_a_name_that_is_not_there_is_an_attribute_error():
     import memfit
 

@@ -4,6 +4,7 @@ What is named here is imported when it is first asked for: `import memfit` by it
 """
 
 import importlib
+import random
 import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -163,14 +164,22 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return importlib.import_module(f"{__name__}.{name}")
-    if name not in _HOMES:
+    if name not in _PACKAGES and name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    importlib.import_module("memfit.report.notebook")  # it registers how objects look in notebooks
+    drawn = random.getstate()  # some of what torch imports draws from Python's generator
+    try:
+        value = _imported(name)
+    finally:
+        random.setstate(drawn)
     globals()[name] = value
     return value
+
+
+def _imported(name: str) -> Any:
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
+    importlib.import_module("memfit.report.notebook")  # it registers how objects look in notebooks
+    return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -296,7 +296,7 @@ PATTERNS = [
         name="a model that returns a distribution",
         make=ReturnsPolicy,
         step=step_of(lambda state, batch, number: state.model(batch)[0].entropy().mean()),
-        outcome=LEFT + "the code asks for the value of a tensor",
+        outcome=LEFT + "torch.distributions looks at the values of its arguments",
     ),
     Pattern(
         name="a detector that returns losses by name, sometimes one of them used",
