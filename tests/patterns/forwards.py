@@ -246,7 +246,13 @@ PATTERNS = [
         beside=lambda state: state.model.losses,
     ),
     Pattern(name="an auxiliary loss kept on self", make=KeepsAux, step=aux_step, beside=lambda state: state.model.aux),
-    Pattern(name="a mask cached on self, None at first", make=CachesMask, batch=short_last),
+    Pattern(name="a mask cached on self, None at first", make=CachesMask),
+    Pattern(
+        name="a mask cached on self, None at first, and a smaller last batch",
+        make=CachesMask,
+        batch=short_last,
+        outcome=LEFT + "a tensor is used that is neither a parameter, a buffer nor an argument",
+    ),
     Pattern(
         name="a mask cached in a dict on self, by shape",
         make=CachesMaskByShape,
